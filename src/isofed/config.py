@@ -1,0 +1,191 @@
+"""The settings of a run: one validated object, whether they come from the command line, a YAML file or Python."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from isofed import spec
+from isofed.errors import UserError, unknown
+from isofed.methods import Composition
+from isofed.methods import parse as parse_method
+from isofed.plugins import is_file_reference, resolve
+
+_SETTING = re.compile(r"^[A-Za-z_][A-Za-z_0-9]*=")
+
+
+class Settings(BaseModel):
+    """Every setting of a run, with its default and what it means."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+
+    method: Any = Field("fedavg", description="methods joined by '+', such as fedprox:mu=0.01+fedbn")
+    data: str = Field("digits", description="a data set, such as digits or synthetic:samples=5000, or a path to your own")
+    root: str | None = Field(None, description="the folder or file that holds the data set, where it needs one")
+    partition: str = Field("dirichlet:0.1", description="iid, dirichlet:A, pathological:M, domain, quantity:A, from_file:F")
+    clients: int | None = Field(None, ge=1, description="number of clients; 10, or one per domain, if not given")
+    participation: float = Field(1.0, gt=0, le=1, description="share of the clients that take part in a round")
+    weighting: Literal["samples", "uniform"] = Field("samples", description="how clients count in the mean")
+    rounds: int = Field(20, ge=1, description="communication rounds")
+    local_epochs: int | None = Field(None, ge=1, description="passes over a client's data in a round; 5 if not given")
+    local_steps: int | None = Field(None, ge=1, description="steps of a client in a round, instead of epochs")
+    batch_size: int = Field(32, ge=1, description="samples in a local step")
+    lr: float = Field(0.05, gt=0, description="local learning rate")
+    lr_schedule: str = Field("constant", description="over rounds: constant, cosine, or step:every=N,factor=F")
+    momentum: float = Field(0.9, ge=0, lt=1, description="of the local optimiser")
+    nesterov: bool = Field(False, description="Nesterov's form of momentum")
+    persistent_momentum: bool = Field(False, description="a client keeps its momentum from visit to visit")
+    weight_decay: float = Field(0.0, ge=0, description="of the local optimiser")
+    clip: float | None = Field(None, gt=0, description="largest norm of a gradient; longer ones are scaled down")
+    last_batch: Literal["keep", "drop"] = Field("keep", description="what happens to an epoch's last, smaller batch")
+    augment: str = Field("none", description="none, or flip, crop:4, joined by '+'")
+    validation: float = Field(0.0, ge=0, lt=1, description="share of the training part held out to judge rounds by")
+    model: str = Field("cnn", description="a network, such as cnn or mlp, or path/to/file.py:build")
+    norm: str | None = Field(None, description="batch, group:N or none, instead of the network's own")
+    seed: int = Field(0, ge=0, description="of everything random in the run")
+    device: str = Field("cpu", description="cpu, cuda, cuda:1")
+    executor: Literal["auto", "serial", "workers", "slots"] = Field("auto", description="how clients are trained")
+    workers: int | None = Field(None, ge=1, description="worker processes; one per core if not given")
+    slots: int | None = Field(None, ge=1, description="replicas on a GPU (executor=slots)")
+    precision: Literal["fp32", "tf32", "bf16"] = Field("fp32", description="of the local training")
+    deterministic: bool = Field(True, description="the same bits each time on the same machine, also on a GPU")
+    evaluate_every: int = Field(1, ge=1, description="rounds between evaluations; the last round is always judged")
+    train_loss: bool = Field(True, description="evaluations include the loss on the pooled training part")
+    target: float | None = Field(None, gt=0, le=1, description="accuracy to count rounds to")
+    stop_at_target: bool = Field(False, description="stop at the first evaluation that reaches the target")
+    diagnose: str = Field("none", description="diagnostics during the run; none")
+    track: str = Field("none", description="log to another tool as well; none")
+    keep: str = Field("none", description="store the global weights for later study: every:N or none")
+    keep_clients: str = Field("none", description="store the clients' weights as well: last, every:N or none")
+
+    @field_validator("method", mode="plain")
+    @classmethod
+    def _method(cls, value: Any) -> Composition:
+        return parse_method(value)
+
+    @field_validator("model")
+    @classmethod
+    def _model(cls, value: str) -> str:
+        return resolve(value) if is_file_reference(value) else value
+
+    @model_validator(mode="after")
+    def _together(self) -> Settings:
+        if self.local_epochs and self.local_steps:
+            raise UserError("local_epochs and local_steps exclude each other; give one of them")
+        if self.nesterov and not self.momentum:
+            raise UserError("nesterov=true needs a momentum above 0")
+        if self.stop_at_target and self.target is None:
+            raise UserError("stop_at_target=true needs a target, such as target=0.9")
+        if self.executor == "slots" or self.slots is not None:
+            raise UserError("executor=slots is not part of this version; use executor=serial or executor=workers")
+        if self.diagnose != "none" or self.track != "none":
+            key = "diagnose" if self.diagnose != "none" else "track"
+            raise UserError(f"{key}={getattr(self, key)} is not part of this version; leave {key} at 'none'")
+        if self.executor == "workers" and self.device != "cpu":
+            raise UserError("executor=workers trains on the CPU; use executor=serial with device=" + self.device)
+        lr_at(self, 1)
+        keep_rule(self.keep, "keep")
+        keep_rule(self.keep_clients, "keep_clients")
+        self.method.check(self)
+        return self
+
+    @property
+    def epochs(self) -> int | None:
+        """Local epochs, or nothing where steps are counted instead."""
+        return None if self.local_steps else self.local_epochs or 5
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values that make these settings again, methods with every hyper-parameter spelled out."""
+        return self.model_dump(exclude={"method"}) | {"method": self.method.to_yaml()}
+
+
+def settings(values: Mapping[str, Any]) -> Settings:
+    """Check all values and build the settings; what is wrong is one :class:`UserError`."""
+    for key in values:
+        if key not in Settings.model_fields:
+            raise unknown("setting", str(key), Settings.model_fields)
+    try:
+        return Settings(**values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        said = first.get("ctx", {}).get("error")
+        if isinstance(said, UserError):
+            raise said from None
+        key, problem = str(first["loc"][0]), first["msg"].removeprefix("Input ").removeprefix("Value error, ")
+        raise UserError(f"{key}={spec.show(values.get(key))} is not possible: it {problem}") from None
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """The settings in a YAML file, or in the ``config.yaml`` of a run folder."""
+    file = Path(path)
+    if file.is_dir():
+        file = file / "config.yaml"
+    try:
+        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"the settings file {file} cannot be read: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        where = getattr(error, "problem_mark", None)
+        raise UserError(f"the settings file {file} is not valid YAML{f' (line {where.line + 1})' if where else ''}") from None
+    if not isinstance(values, dict):
+        raise UserError(f"the settings file {file} must hold 'key: value' lines")
+    return values
+
+
+def is_setting(word: str) -> bool:
+    """Whether a word of the command line is ``key=value`` (and not a method such as ``fedprox:mu=0.1``)."""
+    return bool(_SETTING.match(word))
+
+
+def read_words(words: Iterable[str]) -> dict[str, Any]:
+    """Settings from ``key=value`` words and YAML files; later ones win."""
+    values: dict[str, Any] = {}
+    for word in words:
+        if is_setting(word):
+            key, _, text = word.partition("=")
+            values[key] = None if text.lower() in ("none", "null") and _may_be_none(key) else text
+        elif word.endswith((".yaml", ".yml")) or Path(word).is_dir():
+            values |= read_yaml(word)
+        else:
+            raise UserError(f"'{word}' is neither a setting (key=value) nor a YAML file")
+    return values
+
+
+def _may_be_none(key: str) -> bool:
+    field = Settings.model_fields.get(key)
+    return field is not None and field.default is None
+
+
+def lr_at(s: Settings, round: int) -> float:
+    """The local learning rate of a round, counted from 1; it is constant within a round."""
+    choice = spec.parse_one(s.lr_schedule, "lr_schedule")
+    options = {k: v for k, v in choice.options}
+    if choice.name == "constant" and not options:
+        return s.lr
+    if choice.name == "cosine" and not options:
+        return s.lr * (1 + math.cos(math.pi * (round - 1) / s.rounds)) / 2
+    if choice.name == "step" and set(options) == {"every", "factor"}:
+        every = spec.convert(options["every"], int, "every of lr_schedule")
+        factor = spec.convert(options["factor"], float, "factor of lr_schedule")
+        if every >= 1 and factor > 0:
+            return float(s.lr * factor ** ((round - 1) // every))
+    raise UserError(f"lr_schedule must be constant, cosine or step:every=N,factor=F, not '{s.lr_schedule}'")
+
+
+def keep_rule(text: str, key: str) -> int | None:
+    """How often weights are stored: every n rounds, 0 for the last round only, or not at all."""
+    choice = spec.parse_one(text, key)
+    values = [v for k, v in choice.options if k in ("", "n")]
+    if choice.name == "none" and not choice.options:
+        return None
+    if choice.name == "last" and not choice.options and key == "keep_clients":
+        return 0
+    if choice.name == "every" and len(values) == 1 and str(values[0]).isdigit() and int(values[0]) > 0:
+        return int(values[0])
+    raise UserError(f"{key} must be none, {'last, ' if key == 'keep_clients' else ''}or every:N, not '{text}'")

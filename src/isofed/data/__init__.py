@@ -1,0 +1,58 @@
+"""Data sets: built-in ones, your own files, and how they are divided among clients."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from isofed import spec
+from isofed.data.base import Dataset, Part, validation_split
+from isofed.data.sources import SOURCES, Progress, source
+from isofed.errors import UserError
+
+__all__ = ["Dataset", "Part", "Progress", "load", "sources", "validation_split"]
+
+
+def load(data: str | os.PathLike[str], root: str | None = None, progress: Progress | None = None) -> Dataset:
+    """Get a data set by name with options, or from a path.
+
+    ``data`` is a text such as ``digits``, ``synthetic:samples=1000000`` or ``folder:size=64`` (with the path in
+    ``root``), or directly the path of an ``.npz`` file or of a folder with class or domain/class folders, which
+    may carry options too: ``pictures:size=64``. ``progress(done, total)`` is called while many files are read.
+    """
+    given: Any = os.fspath(data) if isinstance(data, os.PathLike) else data
+    given = given.strip() if isinstance(given, str) else given
+    if not isinstance(given, str) or given.partition(":")[0] in SOURCES:
+        choice = spec.parse_one(given, "data set")
+    else:
+        choice, root = _from_path(given, root)
+    return spec.make(source(choice.name), choice, "data set").load(root, progress)
+
+
+def sources() -> dict[str, str]:
+    """The name of every source with one line about it."""
+    return {name: (source(name).__doc__ or "").strip().splitlines()[0] for name in SOURCES}
+
+
+def _from_path(text: str, root: str | None) -> tuple[spec.Choice, str]:
+    """The source that fits a path; a path may hold any sign, so it is looked for before options are cut off."""
+    path, options = Path(text).expanduser(), ""
+    head, colon, tail = text.rpartition(":")
+    if not path.exists() and colon and Path(head).expanduser().exists():
+        path, options = Path(head).expanduser(), tail
+    if not path.exists():
+        if os.sep in text or "/" in text or text.startswith((".", "~")) or path.suffix.lower() == ".npz":
+            raise UserError(f"there is no file or folder '{text}': data must be a path that exists or a known name")
+        source(spec.parse_one(text, "data set").name)  # says which names there are
+    if root is not None:
+        raise UserError(f"the data '{text}' are a path already: leave out root, or name the kind, like data=folder")
+    if path.is_dir():
+        from isofed.data.sources.folders import recognise
+
+        name = recognise(path)
+    elif path.suffix.lower() == ".npz":
+        name = "npz"
+    else:
+        raise UserError(f"'{text}' is a file isofed does not read: data can be an .npz file or a folder of pictures")
+    return spec.parse_one(f"{name}:{options}" if options else name, "data set"), str(path)

@@ -1,0 +1,168 @@
+"""Your own arrays in one NumPy ``.npz`` file; nothing in it is ever unpickled."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from isofed.data.base import Dataset, Index, Part, held_out
+from isofed.data.sources import Progress, existing
+from isofed.errors import UserError
+
+Array = npt.NDArray[Any]
+
+_KEYS = "x_train, y_train, x_test, y_test, or images, labels and optionally domains"
+_PARTED = ("x_train", "y_train", "x_test", "y_test", "domains_train", "domains_test")
+_WHOLE = ("images", "labels", "domains")
+_NAMES = ("classes", "domain_names")
+_CHANNELS = (1, 2, 3, 4)
+
+
+@dataclass(frozen=True)
+class Npz:
+    """Your own .npz file: x_train, y_train, x_test, y_test, or images, labels and optionally domains."""
+
+    layout: Literal["auto", "nhwc", "nchw"] = "auto"
+
+    def load(self, root: str | None = None, progress: Progress | None = None) -> Dataset:
+        path = existing(root, "npz", "an .npz file")
+        arrays = _read(path)
+        pairs = _pairs(path, arrays)
+        images = [self._images(path, key, arrays[key]) for key, _, _ in pairs]
+        labels, classes = _codes(path, [(k, arrays[k]) for _, k, _ in pairs], arrays.get("classes"), "label")
+        domains: list[Index | None] = [None] * len(pairs)
+        names: tuple[str, ...] = ()
+        of_domains = [k for _, _, k in pairs if k in arrays]
+        if len(of_domains) == len(pairs):
+            given = [(k, arrays[k]) for k in of_domains]
+            codes, names = _codes(path, given, arrays.get("domain_names"), "domain")
+            domains = list(codes)
+        elif of_domains:
+            missing = next(k for _, _, k in pairs if k not in arrays)
+            raise UserError(f"'{path.name}' has '{of_domains[0]}' but not '{missing}': give both or neither")
+        parts = [_part(*each) for each in zip(images, labels, domains, strict=True)]
+        train, test = parts if len(parts) == 2 else held_out(path.stem, parts[0])
+        return Dataset.build(path.stem, classes, train, test, domains=names)
+
+    def _images(self, path: Path, key: str, images: Array) -> Array:
+        """The pictures as uint8 or float32 [N, H, W, C]."""
+        where = f"'{key}' in '{path.name}'"
+        if images.dtype.kind == "f":
+            images = images.astype(np.float32, copy=False)
+        elif images.dtype != np.uint8:
+            raise UserError(f"{where} is {images.dtype}: pictures must be uint8 (0 to 255) or floating point")
+        if images.ndim == 3:
+            return images[..., None]
+        if images.ndim != 4:
+            raise UserError(
+                f"{where} has the shape {list(images.shape)}: pictures must be [N, H, W], [N, H, W, C] or [N, C, H, W]"
+            )
+        layout = self.layout
+        if layout == "auto":
+            last, first = images.shape[3] in _CHANNELS, images.shape[1] in _CHANNELS
+            if last == first:
+                why = "both the second and the last" if last else "neither the second nor the last"
+                raise UserError(
+                    f"{where} has the shape {list(images.shape)}, where {why} number could count channels: "
+                    "say which with 'npz:layout=nhwc' or 'npz:layout=nchw'"
+                )
+            layout = "nhwc" if last else "nchw"
+        return images if layout == "nhwc" else images.transpose(0, 2, 3, 1)
+
+
+def _read(path: Path) -> dict[str, Array]:
+    if path.is_dir():
+        raise UserError(
+            f"'{path}' is a folder: data set 'npz' needs an .npz file (for pictures in folders use 'folder')"
+        )
+    try:
+        file = np.load(path, allow_pickle=False)
+        if not isinstance(file, np.lib.npyio.NpzFile):
+            raise UserError(f"'{path.name}' holds one array, not several: save with numpy.savez and the keys {_KEYS}")
+        with file:
+            arrays = {key: file[key] for key in file.files if key in (*_PARTED, *_WHOLE, *_NAMES)}
+            found = ", ".join(file.files) or "nothing"
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(
+            f"'{path.name}' cannot be read as an .npz file of plain arrays ({error}): "
+            f"save it with numpy.savez and the keys {_KEYS}, without Python objects"
+        ) from None
+    if not arrays:
+        raise UserError(f"'{path.name}' holds {found}: it needs the keys {_KEYS}")
+    return arrays
+
+
+def _pairs(path: Path, arrays: dict[str, Array]) -> list[tuple[str, str, str]]:
+    """The keys of pictures, labels and domains of each part there is."""
+    parted, whole = any(k in arrays for k in _PARTED), any(k in arrays for k in _WHOLE)
+    if parted and whole:
+        raise UserError(f"'{path.name}' mixes two forms: it needs the keys {_KEYS}, not some of both")
+    if whole or not parted:
+        pairs = [("images", "labels", "domains")]
+    else:
+        pairs = [("x_train", "y_train", "domains_train")]
+        if any(k in arrays for k in ("x_test", "y_test", "domains_test")):
+            pairs.append(("x_test", "y_test", "domains_test"))
+    for images, labels, _ in pairs:
+        for key in (images, labels):
+            if key not in arrays:
+                raise UserError(f"'{path.name}' has no '{key}': it needs the keys {_KEYS}")
+        if arrays[images].shape[:1] != arrays[labels].shape[:1]:
+            raise UserError(
+                f"'{images}' and '{labels}' in '{path.name}' have the shapes {list(arrays[images].shape)} and "
+                f"{list(arrays[labels].shape)}: there must be one label a picture"
+            )
+    return pairs
+
+
+def _codes(
+    path: Path, given: list[tuple[str, Array]], names: Array | None, kind: str
+) -> tuple[list[Index], tuple[str, ...]]:
+    """Labels (or domains) as numbers from 0, with their names; texts are numbered in alphabetical order."""
+    flat = []
+    for key, values in given:
+        if values.ndim == 2 and values.shape[1] == 1:
+            values = values[:, 0]
+        if values.ndim != 1 or values.dtype.kind not in "iuU":
+            raise UserError(
+                f"'{key}' in '{path.name}' is {values.dtype} {list(values.shape)}: "
+                f"it needs one whole number or one name per sample, [N]"
+            )
+        flat.append(values)
+    if names is not None and (names.ndim != 1 or names.dtype.kind != "U"):
+        raise UserError(f"the names of the {kind}s in '{path.name}' must be a list of texts, not {names.dtype}")
+    if len({v.dtype.kind == "U" for v in flat}) == 2:
+        raise UserError(f"the {kind}s in '{path.name}' are numbers in one part and names in the other: use one form")
+    if flat[0].dtype.kind == "U":
+        known = np.unique(np.concatenate(flat)) if names is None else names
+        place = {str(name): i for i, name in enumerate(known)}
+        strange = sorted(set(map(str, np.unique(np.concatenate(flat)))) - set(place))
+        if strange:
+            raise UserError(f"the {kind} '{strange[0]}' in '{path.name}' is not among the names given for it")
+        codes = [np.array([place[str(v)] for v in values], dtype=np.int64) for values in flat]
+        return codes, tuple(place)
+    codes = [values.astype(np.int64) for values in flat]
+    if names is not None:
+        return codes, tuple(map(str, names))
+    count = 1 + max((int(values.max()) for values in codes if len(values)), default=-1)
+    if count > len(codes[0]):
+        # Refused here, because a list of that many names may not even fit in memory.
+        raise UserError(
+            f"'{path.name}' has the {kind} {count - 1} but only {len(codes[0])} training samples: "
+            f"number the {kind}s 0, 1, 2, ... without gaps"
+        )
+    return codes, tuple(map(str, range(count)))
+
+
+def _part(images: Array, labels: Index, domains: Index | None) -> Part:
+    where = None if domains is None else torch.from_numpy(domains)
+    return Part(torch.from_numpy(np.ascontiguousarray(images)), torch.from_numpy(labels), where)

@@ -1,0 +1,1 @@
+"""Training clients: the one local step and the executors that run it."""

@@ -1,0 +1,59 @@
+"""Sums whose result does not depend on the order of the terms.
+
+Clients finish in any order, and floating-point addition is not associative. Here each contribution is first split
+into a multiple of 2^-12 and a rest rounded to a multiple of 2^-64. float64 adds multiples of a fixed power of two
+without any rounding as long as the sums stay in range, so every order gives the same bits; the rounding to 2^-64 is
+far below that of the float32 weights themselves. What could leave the range is refused (:func:`fits`), never
+summed wrongly.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+LIMIT = 2.0**38  # of a single value: sums of scaled values then stay below 2^40 = 2^-12 * 2^52
+_COARSE = 1.5 * 2.0**40  # adding and subtracting it rounds to a multiple of 2^-12
+_FINE = 1.5 * 2.0**-12  # the same for 2^-64
+
+
+class ExactSum:
+    """A weighted sum of tensors, and their weighted mean; the division comes last, because clients fail.
+
+    ``expected`` bounds the sum of the weights (all clients that were asked). Weights are scaled by the power of two
+    above it, which costs no precision and keeps the sums in range.
+    """
+
+    def __init__(self, expected: float) -> None:
+        self._scale = 2.0 ** -math.ceil(math.log2(expected))
+        self._coarse: Tensor | None = None
+        self._fine: Tensor | None = None
+        self.weight = 0.0
+
+    def add(self, value: Tensor, weight: float = 1.0) -> None:
+        """Add ``weight`` times a tensor, each element smaller than :data:`LIMIT`."""
+        term = value.double() * (weight * self._scale)
+        coarse = (term + _COARSE).sub_(_COARSE)
+        fine = term.sub_(coarse).add_(_FINE).sub_(_FINE)
+        if self._coarse is None or self._fine is None:
+            self._coarse, self._fine = coarse, fine
+        else:
+            self._coarse.add_(coarse)
+            self._fine.add_(fine)
+        self.weight += weight
+
+    def sum(self) -> Tensor:
+        if self._coarse is None or self._fine is None:
+            raise ValueError("the sum of nothing")
+        return (self._coarse + self._fine) / self._scale
+
+    def mean(self) -> Tensor:
+        return self.sum() / self.weight
+
+
+def fits(*values: Tensor) -> bool:
+    """Whether tensors are finite and within the range of an exact sum. Reads the device once."""
+    checks = [(v.abs().max() < LIMIT) for v in values if v.numel()]  # a NaN compares false
+    return not checks or bool(torch.stack(checks).all())

@@ -1,0 +1,72 @@
+"""Clients one after another in this process: for small runs, for a GPU, and for debugging."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from isofed.engine.replica import CHUNK, Job, Outcome, Replica, Score
+from isofed.engine.world import World
+from isofed.layout import Tensors
+
+States = Callable[[int], Tensors | None]  # what a client remembers; nothing before its first visit
+
+
+class Executor(Protocol):
+    """Something that can make visits. All executors give the same bits on the same machine."""
+
+    def train(self, jobs: Sequence[Job], weights: Tensor, sent: Tensors, states: States) -> Iterator[Outcome]:
+        """Make the visits, in any order."""
+        ...
+
+    def score(self, part: str, index: np.ndarray, weights: Tensor, state: Tensors | None = None) -> Score:
+        """Judge weights (and, where tensors stay at home, one client's own) on samples of a part."""
+        ...
+
+    def answer(self, exchange: str, jobs: Sequence[Job], weights: Tensor, states: States) -> Iterator[Tensors]:
+        """Ask every client, and give the answers in the order of the jobs."""
+        ...
+
+    def close(self) -> None:
+        """Free what is held."""
+        ...
+
+
+class Serial:
+    """One replica in this process."""
+
+    def __init__(self, world: World, device: torch.device) -> None:
+        self.replica = Replica(world, device)
+
+    def train(self, jobs: Sequence[Job], weights: Tensor, sent: Tensors, states: States) -> Iterator[Outcome]:
+        for job in jobs:
+            try:
+                yield self.replica.visit(job, weights, sent, states(job.client))
+            except Exception as error:
+                yield Outcome(job.client, problem=failure(error))
+
+    def score(self, part: str, index: np.ndarray, weights: Tensor, state: Tensors | None = None) -> Score:
+        self.replica.load(weights, state)
+        scores = [self.replica.score(part, piece) for piece in chunks(index)]
+        return sum(scores[1:], scores[0])
+
+    def answer(self, exchange: str, jobs: Sequence[Job], weights: Tensor, states: States) -> Iterator[Tensors]:
+        for job in jobs:
+            yield self.replica.answer(exchange, job, weights, states(job.client))
+
+    def close(self) -> None:
+        pass
+
+
+def chunks(index: np.ndarray) -> list[np.ndarray]:
+    """The pieces in which samples are judged: the same for every executor."""
+    return [index[i : i + CHUNK] for i in range(0, len(index), CHUNK)]
+
+
+def failure(error: Exception) -> str:
+    """Why a visit failed, in one line."""
+    return f"failed with {type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"

@@ -1,0 +1,107 @@
+"""The worker process: ``python -m isofed.engine.worker``, started and spoken to by :mod:`isofed.engine.workers`.
+
+It reads one JSON request per line and answers each with one JSON line; tensors travel through mailboxes. It computes
+on one thread, and leaves when its parent closes the pipe or dies.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from isofed.config import settings
+from isofed.data.base import Dataset, Part
+from isofed.engine.mailbox import Inbox, Outbox
+from isofed.engine.replica import Job, Replica
+from isofed.engine.serial import failure
+from isofed.engine.world import World
+from isofed.layout import Tensors
+
+
+class Worker:
+    """Answers the requests of the parent, one at a time."""
+
+    def __init__(self, folder: Path, number: int) -> None:
+        self.outbox = Outbox(folder, f"worker-{number}-{os.getpid()}")
+        self.shared, self.own, self.data = Inbox(), Inbox(), Inbox()
+        self.replica: Replica | None = None
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        kind = request.pop("do")
+        if kind == "set-up":
+            self.replica = Replica(self._world(request), torch.device("cpu"))
+            return {}
+        assert self.replica is not None
+        shared = self.shared.read(request["shared"])
+        weights = shared.pop("weights")
+        state = self.own.read(request["state"]) if request["state"] else None
+        if kind == "train":
+            return self._train(Job(**request["job"]), weights, shared, state)
+        if kind == "score":
+            self.replica.load(weights, state)
+            score = self.replica.score(request["part"], np.array(request["index"], dtype=np.int64))
+            return {"correct": score.correct.tolist(), "seen": score.seen.tolist(), "loss": score.loss.hex()}
+        answer = self.replica.answer(request["exchange"], Job(**request["job"]), weights, state)
+        return {"letter": self.outbox.post(answer)}
+
+    def _world(self, request: dict[str, Any]) -> World:
+        tensors = self.data.read(request["data"])
+        parts = {
+            name: Part(tensors[f"{name}.images"], tensors[f"{name}.labels"], tensors.get(f"{name}.domains"))
+            for name in request["parts"]
+        }
+        names = {"classes": tuple(request["classes"]), "domains": tuple(request["domains"])}
+        mean, std = tuple(request["mean"]), tuple(request["std"])
+        dataset = Dataset(request["name"], train=parts["train"], test=parts["test"], mean=mean, std=std, **names)
+        clients = np.split(tensors["clients"].numpy(), request["cuts"])
+        return World(settings(request["settings"]), dataset, parts, clients)
+
+    def _train(self, job: Job, weights: torch.Tensor, sent: Tensors, state: Tensors | None) -> dict[str, Any]:
+        assert self.replica is not None
+        outcome = self.replica.visit(job, weights, sent, state)
+        tensors = {"update": outcome.update, "statistics": outcome.statistics}
+        tensors |= {f"mean/{k}": v for k, v in outcome.mean.items()}
+        tensors |= {f"sum/{k}": v for k, v in outcome.sum.items()}
+        tensors |= {f"state/{k}": v for k, v in outcome.state.items()}
+        if outcome.model is not None:
+            tensors["model"] = outcome.model
+        plain = ("steps", "samples", "skipped", "seconds", "problem")
+        return {k: getattr(outcome, k) for k in plain} | {
+            "loss": outcome.loss.hex(),
+            "letter": self.outbox.post(tensors),
+        }
+
+
+def main() -> None:
+    """Serve requests until the parent is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then closes the pipe
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what a user's method prints must not end up between the replies
+    torch.set_num_threads(1)
+    folder = Path(sys.argv[1])
+    worker = Worker(folder, int(sys.argv[2]))
+    for line in sys.stdin:
+        try:
+            reply = worker.answer(json.loads(line))
+        except Exception as error:
+            reply = {"error": failure(error), "trace": traceback.format_exc()}
+        try:
+            replies.write(json.dumps(reply) + "\n")
+            replies.flush()
+        except BrokenPipeError:
+            break
+    # A parent that closed the pipe in an orderly way removes the folder itself; after a kill nobody else would.
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

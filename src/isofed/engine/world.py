@@ -1,0 +1,64 @@
+"""What all executors must agree on: the settings, the data, who holds what, and the network at round 0."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from isofed.config import Settings
+from isofed.data import Dataset, Part, load, validation_split
+from isofed.data.partition import split
+from isofed.draws import generator
+from isofed.errors import UserError
+from isofed.models import Network, create, has_batch_norm
+
+
+@dataclass(frozen=True)
+class World:
+    """A federation before its first round; the same in every process."""
+
+    settings: Settings
+    dataset: Dataset
+    parts: Mapping[str, Part]  # "train", "test" and, where asked for, "validation"
+    clients: list[np.ndarray]  # each client's positions in the training part
+
+    @classmethod
+    def create(cls, settings: Settings, dataset: Dataset | None = None) -> World:
+        """Load the data, hold out a validation part, and deal the rest out to the clients."""
+        dataset = dataset or load(settings.data, settings.root)
+        parts = {"train": dataset.train, "test": dataset.test}
+        if settings.validation:
+            dataset, held_out = validation_split(dataset, settings.validation, settings.seed)
+            parts = {"train": dataset.train, "validation": held_out, "test": dataset.test}
+        if settings.method.pooled:
+            clients = [np.arange(len(dataset.train), dtype=np.int64)]
+        else:
+            count = len(dataset.classes)
+            clients = split(
+                settings.partition, dataset.train, settings.clients, count, settings.seed, dataset.domains
+            )
+        world = cls(settings, dataset, parts, clients)
+        if settings.batch_size == 1 and has_batch_norm(world.network()):
+            raise UserError("batch_size=1 cannot train batch norm; use a larger batch, or norm=group:2")
+        return world
+
+    def network(self) -> Network:
+        """A new network with the initial weights, as the methods want it built."""
+        s = self.settings
+        network = create(
+            s.model, classes=len(self.dataset.classes), shape=self.dataset.shape, norm=s.norm, seed=s.seed
+        )
+        s.method.build(network, len(self.dataset.classes), generator(s.seed, "build"))
+        return network
+
+    def fractions(self) -> np.ndarray:
+        """Each client's share in the population under the run's weighting; empty clients have none."""
+        sizes = np.array([len(c) for c in self.clients], dtype=np.float64)
+        weights = sizes if self.settings.weighting == "samples" else (sizes > 0).astype(np.float64)
+        return np.asarray(weights / weights.sum())
+
+    def weight(self, client: int) -> float:
+        """How much a client counts in a round's mean."""
+        return float(len(self.clients[client])) if self.settings.weighting == "samples" else 1.0

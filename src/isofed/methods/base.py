@@ -1,0 +1,238 @@
+"""The places in a round where a method can act.
+
+A method is a frozen dataclass: its fields are its hyper-parameters, its hooks are methods, and it holds no state.
+What must be remembered is explicit, as named tensors: ``client_state`` stays with a client between its visits and
+``server_state`` with the server, so a checkpoint, a network message and a resumed run all see the same thing.
+
+Vectors. ``step.grad``, ``step.weights`` and ``step.start`` are flat vectors over everything the optimiser moves
+(see :mod:`isofed.layout`); a correction of the whole gradient is one line. ``step.shared(v)`` is the part of such
+a vector that travels, ``step.named(v)`` its tensors by name.
+
+The rules of a step. ``batch``, ``base``, ``loss``, ``around`` and ``gradient`` may be captured in a CUDA graph:
+shapes are fixed, nothing is read back to the host (no ``.item()``, no ``if tensor:``), and nothing is drawn at
+random: every draw is made beforehand in ``plan`` and read with ``step.draw(name)``. ``begin``, ``end``, ``aggregate``
+and the exchange hooks run outside the graph and are ordinary PyTorch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from isofed.layout import Layout, Policy, Tensors
+from isofed.models.base import Network, Output
+
+if TYPE_CHECKING:
+    from isofed.config import Settings
+
+Draws = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is known about a run before it starts."""
+
+    classes: int
+    clients: int  # the whole population, not one round's
+    rounds: int
+    momentum: float
+    nesterov: bool
+    layout: Layout
+    device: torch.device
+
+    def zeros(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """A vector with a place for each shared trained weight: the usual form of a method's state."""
+        part = self.layout.shared_trained
+        return torch.zeros(part.stop - part.start, dtype=dtype, device=self.device)
+
+
+@dataclass
+class Visit:
+    """One client's stay in a round. After training, ``update`` is what the client will send."""
+
+    run: Run
+    network: Network
+    round: int  # counted from 1
+    client: int
+    samples: int
+    fraction: float  # this client's share in the whole population, by the run's weighting; sums to 1 over clients
+    lr: float
+    sizes: tuple[int, ...]  # the batch size of each step to come
+    label_counts: Tensor  # int64 [classes], the client's training labels
+    model: Tensor  # the whole model as it is now, statistics and fixed tensors included
+    weights: Tensor  # trained weights as they are now
+    start: Tensor  # trained weights as received
+    state: Tensors  # the client's own, kept until its next visit
+    sent: Tensors  # what the server sent besides the weights
+    copies: dict[str, Tensor]  # the frozen copies a method asked for, each laid out like ``model``
+    batches: Callable[[int], Iterator[tuple[Tensor, Tensor]]]  # inputs and labels without augmentation
+    full_gradient: Callable[[], Tensor]  # of the local objective at the present weights, over all the client's data
+    pull: float = 0.0  # sum of the proximal strengths in the composition
+    update: Tensor = field(default_factory=lambda: torch.empty(0))  # shared trained weights: now minus received
+    mean: Tensors = field(default_factory=dict)  # sent back; the server sees the weighted mean over clients
+    sum: Tensors = field(default_factory=dict)  # sent back; the server sees the sum over clients
+
+    @property
+    def steps(self) -> int:
+        return len(self.sizes)
+
+    def shared(self, vector: Tensor) -> Tensor:
+        """The travelling part of a vector over the trained weights."""
+        return vector[self.run.layout.shared_trained]
+
+    @property
+    def moved(self) -> Tensor:
+        """How far training went, whatever methods have made of ``update`` since."""
+        return self.shared(self.weights) - self.shared(self.start)
+
+
+class Step:
+    """One local step. The attributes up to ``plan`` keep their addresses for the life of a replica."""
+
+    run: Run
+    network: Network
+    weights: Tensor
+    start: Tensor
+    grad: Tensor
+    lr: Tensor
+    counter: Tensor
+    label_counts: Tensor
+    state: Tensors
+    sent: Tensors
+    copies: dict[str, Network]  # the frozen copies a method asked for, in eval mode
+    plan: Tensors
+    # set for each batch
+    size: int
+    inputs: Tensor
+    labels: Tensor
+    soft: Tensor | None  # [size, classes] where a method mixes labels
+    logits: Tensor
+    features: Tensor
+    stages: dict[str, Tensor]
+
+    @property
+    def targets(self) -> Tensor:
+        """Class indices, or class probabilities where a method has mixed labels; cross_entropy takes either."""
+        return self.labels if self.soft is None else self.soft
+
+    def draw(self, name: str) -> Tensor:
+        """This step's row of a planned draw."""
+        return self.plan[name].index_select(0, self.counter)[0]
+
+    def forward(self, inputs: Tensor) -> Output:
+        """Run the network and put what it gives where the losses look for it."""
+        output = self.network(inputs)
+        self.logits, self.features, self.stages = output.logits.float(), output.features.float(), output.stages
+        return output
+
+    def shared(self, vector: Tensor) -> Tensor:
+        """The travelling part of a vector over the trained weights."""
+        return vector[self.run.layout.shared_trained]
+
+    def named(self, vector: Tensor) -> Tensors:
+        """The tensors inside a vector over the trained weights."""
+        return self.run.layout.views(vector, self.run.layout.trained)
+
+
+@dataclass
+class Round:
+    """What the server has in hand when all clients of a round have answered. Vectors are float64."""
+
+    number: int  # counted from 1
+    update: Tensor  # of the shared trained weights; the server will add it to them
+    weights: Tensor  # shared trained weights that the clients received
+    mean: Tensors
+    sum: Tensors
+    server: Tensors  # server_state, to be changed in place or by key
+    clients: int  # that answered
+    population: int
+    fraction: float  # share of the clients that answered in the whole population, by the run's weighting
+
+
+@dataclass(frozen=True)
+class Method:
+    """Base of all methods: every hook here does nothing, so a method writes only what it changes."""
+
+    owns: ClassVar[frozenset[str]] = frozenset()  # of {"head", "base", "combine", "server"}: one owner each
+    exchanges: ClassVar[tuple[str, ...]] = ()  # questions to all clients after the last round
+    copies: ClassVar[tuple[str, ...]] = ()  # frozen copies of the network that a step reads
+    pooled: ClassVar[bool] = False  # all data at one client: not federated at all
+    paper: ClassVar[str] = ""
+
+    @property
+    def pull(self) -> float:
+        """Strength of a proximal pull towards the received weights, where there is one."""
+        return 0.0
+
+    def check(self, settings: Settings) -> None:
+        """Refuse settings that make no sense with this method, by raising ``UserError``."""
+
+    def build(self, network: Network, classes: int, rng: np.random.Generator) -> None:
+        """Change the network, once, before round 1."""
+
+    def share(self, network: Network) -> dict[str, Policy]:
+        """Policies of the tensors that are not simply shared."""
+        return {}
+
+    def client_state(self, run: Run) -> Tensors:
+        """What a client remembers between visits, as it is at the first one."""
+        return {}
+
+    def server_state(self, run: Run) -> Tensors:
+        """What the server remembers between rounds, as it is before round 1."""
+        return {}
+
+    def send(self, server: Tensors) -> Tensors:
+        """What the server sends to the clients besides the weights."""
+        return {}
+
+    def plan(self, visit: Visit, rng: np.random.Generator) -> Draws:
+        """Every random draw of a visit, the first axis being the step."""
+        return {}
+
+    def begin(self, visit: Visit) -> None:
+        """Before a client's first step."""
+
+    def end(self, visit: Visit) -> None:
+        """After a client's last step: may change ``visit.state`` and ``visit.update``, set ``visit.mean`` and ``.sum``."""
+
+    def batch(self, step: Step) -> None:
+        """Change ``step.inputs`` and ``step.soft``."""
+
+    def base(self, step: Step) -> Tensor:
+        """The base loss; only called for its owner, cross-entropy being used where there is none."""
+        return torch.nn.functional.cross_entropy(step.logits, step.targets)
+
+    def loss(self, step: Step) -> Tensor | None:
+        """A term to add to the base loss."""
+        return None
+
+    def around(self, step: Step, inner: Callable[[], None]) -> None:
+        """Wrap the forward and backward passes. Each call of ``inner`` adds a gradient to ``step.grad``."""
+        inner()
+
+    def gradient(self, step: Step) -> None:
+        """Correct ``step.grad`` after the passes, before clipping and the optimiser."""
+
+    def combine(self, updates: Tensor, weights: Tensor) -> Tensor:
+        """One update [n] from those of the clients [clients, n]; only called for its owner."""
+        return (weights.double() @ updates.double()) / weights.double().sum()
+
+    def aggregate(self, round: Round) -> None:
+        """What the server makes of the combined update: change ``round.update`` and ``round.server``."""
+
+    def evaluated(self, server: Tensors) -> Tensor | None:
+        """The shared trained weights to be judged (and kept as the final model), where they are not the server's own."""
+        return None
+
+    def answer(self, exchange: str, visit: Visit) -> Tensors:
+        """A client's answer to a question after the last round; answers are summed over clients."""
+        return {}
+
+    def finish(self, exchange: str, total: Tensors, weights: Tensors) -> None:
+        """What the server makes of the summed answers: change the global model's named tensors in place."""

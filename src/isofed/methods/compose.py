@@ -1,0 +1,202 @@
+"""Methods joined by ``+``: one object with the same hooks that calls the parts in order."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from isofed import spec
+from isofed.errors import UserError
+from isofed.layout import Policy, Tensors
+from isofed.methods.base import Draws, Method, Round, Run, Step, Visit
+from isofed.methods.registry import find
+from isofed.models.base import Network
+
+
+class Composition:
+    """The parts of a method and the hooks they share.
+
+    Hooks that nobody in a composition overrides cost nothing: the lists of those who do are made once.
+    """
+
+    def __init__(self, parts: tuple[tuple[str, Method], ...]) -> None:
+        self.parts = parts
+        methods = [m for _, m in parts]
+        self._check(parts)
+        self.owners = {place: m for m in methods for place in m.owns}
+        self.pooled = any(m.pooled for m in methods)
+        self.pull = sum(m.pull for m in methods)
+        self.copies = tuple(dict.fromkeys(c for m in methods for c in m.copies))
+        self.exchanges = tuple((e, m) for m in methods for e in m.exchanges)
+
+        def who(hook: str) -> list[Any]:
+            return [getattr(m, hook) for m in methods if getattr(type(m), hook) is not getattr(Method, hook)]
+
+        self._check_settings, self._build, self._share = who("check"), who("build"), who("share")
+        self._client_state, self._server_state, self._send = who("client_state"), who("server_state"), who("send")
+        self._begin, self._end, self._batch = who("begin"), who("end"), who("batch")
+        self._loss, self._around, self._gradient = who("loss"), who("around"), who("gradient")
+        self._aggregate, self._evaluated = who("aggregate"), who("evaluated")
+        self._planners = [(n, m) for n, m in parts if type(m).plan is not Method.plan]
+        self._base = self.owners["base"].base if "base" in self.owners else None
+
+    @staticmethod
+    def _check(parts: tuple[tuple[str, Method], ...]) -> None:
+        for place, what in (
+            ("head", "the classifier head"),
+            ("base", "the base loss"),
+            ("combine", "how client updates are combined"),
+            ("server", "the server step"),
+        ):
+            owners = [name for name, m in parts if place in m.owns]
+            if len(owners) > 1:
+                raise UserError(f"'{owners[0]}' and '{owners[1]}' both decide {what}; use one of them")
+        names = [name for name, _ in parts]
+        for name in names:
+            if names.count(name) > 1:
+                raise UserError(f"'{name}' appears twice in the method '{'+'.join(names)}'; write it once")
+        if any(m.pooled for _, m in parts) and len(parts) > 1:
+            pooled = next(name for name, m in parts if m.pooled)
+            raise UserError(f"'{pooled}' trains on the pooled data without a federation, so it cannot be combined")
+
+    def __str__(self) -> str:
+        return "+".join(str(spec.describe(m, n)) for n, m in self.parts)
+
+    def to_yaml(self) -> list[Any]:
+        """The parts with every hyper-parameter spelled out, for a record that outlives changed defaults."""
+        return spec.to_yaml(tuple(spec.describe(m, n, full=True) for n, m in self.parts))
+
+    def check(self, settings: Any) -> None:
+        for hook in self._check_settings:
+            hook(settings)
+
+    def build(self, network: Network, classes: int, rng: np.random.Generator) -> None:
+        for hook in self._build:
+            hook(network, classes, rng)
+
+    def share(self, network: Network) -> dict[str, Policy]:
+        policies: dict[str, Policy] = {}
+        for hook in self._share:
+            for name, policy in hook(network).items():
+                if policies.get(name, policy) != policy:
+                    raise UserError(f"two parts of '{self}' disagree about the tensor '{name}': "
+                                    f"{policies[name]} and {policy}")
+                policies[name] = policy
+        return policies
+
+    def client_state(self, run: Run) -> Tensors:
+        return self._merge("client state", [hook(run) for hook in self._client_state])
+
+    def server_state(self, run: Run) -> Tensors:
+        return self._merge("server state", [hook(run) for hook in self._server_state])
+
+    def send(self, server: Tensors) -> Tensors:
+        return self._merge("message", [hook(server) for hook in self._send])
+
+    def _merge(self, what: str, dicts: list[Tensors]) -> Tensors:
+        merged: Tensors = {}
+        for one in dicts:
+            clash = sorted(set(one) & set(merged))
+            if clash:
+                raise UserError(f"two parts of '{self}' use the same name '{clash[0]}' in their {what}")
+            merged |= one
+        return merged
+
+    def plan(self, visit: Visit, rng: Callable[[str], np.random.Generator]) -> Draws:
+        """Draws of all parts; ``rng`` gives each part a generator of its own, so parts do not shift each other."""
+        draws: Draws = {}
+        for name, method in self._planners:
+            draws |= method.plan(visit, rng(name))
+        return draws
+
+    def begin(self, visit: Visit) -> None:
+        for hook in self._begin:
+            hook(visit)
+
+    def end(self, visit: Visit) -> None:
+        for hook in self._end:
+            hook(visit)
+
+    def batch(self, step: Step) -> None:
+        for hook in self._batch:
+            hook(step)
+
+    def objective(self, step: Step) -> Tensor:
+        """The base loss plus every added term."""
+        total = self._base(step) if self._base else cross_entropy(step.logits, step.targets)
+        for hook in self._loss:
+            term = hook(step)
+            if term is not None:
+                total = total + term
+        return total
+
+    def around(self, step: Step, inner: Callable[[], None]) -> None:
+        """Nested wrappers; the rightmost part of a composition is outermost."""
+        for hook in self._around:
+            inner = _wrapped(hook, step, inner)
+        inner()
+
+    def gradient(self, step: Step) -> None:
+        for hook in self._gradient:
+            hook(step)
+
+    @property
+    def gathers(self) -> bool:
+        """Whether the server needs each client's update and not only their mean."""
+        return "combine" in self.owners
+
+    def combine(self, updates: Tensor, weights: Tensor) -> Tensor:
+        return self.owners["combine"].combine(updates, weights)
+
+    def aggregate(self, round: Round) -> None:
+        for hook in self._aggregate:
+            hook(round)
+
+    def evaluated(self, server: Tensors) -> Tensor | None:
+        judged = [w for w in (hook(server) for hook in self._evaluated) if w is not None]
+        return judged[-1] if judged else None
+
+
+def _wrapped(hook: Callable[..., None], step: Step, inner: Callable[[], None]) -> Callable[[], None]:
+    return lambda: hook(step, inner)
+
+
+def parse(given: Any) -> Composition:
+    """Read a method from its text, from YAML, or from :class:`Method` objects (one or a list).
+
+    >>> str(parse("fedprox:mu=0.1+fedbn"))
+    'fedprox:mu=0.1+fedbn'
+    """
+    if isinstance(given, Composition):
+        return given
+    if isinstance(given, Method):
+        given = [given]
+    if isinstance(given, (list, tuple)) and given and any(isinstance(g, Method) for g in given):
+        return Composition(tuple(p for g in given for p in _parts_of(g)))
+    return Composition(tuple(_make(c) for c in spec.parse(given, "method")))
+
+
+def _parts_of(given: Any) -> tuple[tuple[str, Method], ...]:
+    if isinstance(given, Method):
+        return ((type(given).__name__.lower(), given),)
+    return parse(given).parts
+
+
+def portable(method: Composition) -> bool:
+    """Whether another process could make this method from its text: not so for classes defined in a session."""
+    try:
+        return all(find(name)[1] is type(part) for name, part in method.parts)
+    except UserError:
+        return False
+
+
+def _make(choice: spec.Choice) -> tuple[str, Method]:
+    name, cls = find(choice.name)
+    method = spec.make(cls, dataclasses.replace(choice, name=name), "method")
+    return name, method
+

@@ -1,0 +1,35 @@
+"""FedAvgM: momentum at the server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from isofed.layout import Tensors
+from isofed.methods.base import Method, Round, Run
+
+
+@dataclass(frozen=True)
+class FedAvgM(Method):
+    """Heavy-ball momentum on the mean update D: v <- momentum v + D, w <- w + lr v.
+
+    ``damped=true`` is the form of MOON's and FedDecorr's code, v <- momentum v + (1 - momentum) D, whose steps are
+    smaller by the factor 1 - momentum. Batch-norm statistics are averaged plainly and never enter v.
+    """
+
+    momentum: float = 0.9
+    damped: bool = False
+    lr: float = 1.0
+
+    owns: ClassVar[frozenset[str]] = frozenset({"server"})
+    paper: ClassVar[str] = "Hsu et al. 2019, Measuring the effects of non-identical data distribution"
+
+    def server_state(self, run: Run) -> Tensors:
+        return {"fedavgm.v": run.zeros(torch.float64)}
+
+    def aggregate(self, round: Round) -> None:
+        velocity = round.server["fedavgm.v"]
+        velocity.mul_(self.momentum).add_(round.update, alpha=1 - self.momentum if self.damped else 1.0)
+        round.update = self.lr * velocity

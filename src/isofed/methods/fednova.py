@@ -1,0 +1,44 @@
+"""FedNova: clients that took more steps do not pull harder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+
+from isofed.functional import normalising_steps
+from isofed.methods.base import Method, Round, Visit
+from isofed.methods.momentum import refuse_persistent
+
+
+@dataclass(frozen=True)
+class FedNova(Method):
+    """Divides each update by the progress a the client's optimiser made, and multiplies the mean by the mean of a.
+
+    a is the optimiser's answer to a constant unit gradient, which covers momentum, Nesterov's form and a proximal
+    pull (``fedprox+fednova``) at once. ``effective=steps`` multiplies by the mean number of steps instead, as the
+    official code does with a proximal term. The official "global momentum" is ``fednova+fedavgm``.
+    """
+
+    effective: Literal["response", "steps"] = "response"
+
+    paper: ClassVar[str] = "Wang et al. 2020, Tackling the objective inconsistency problem"
+
+    check = refuse_persistent("fednova")
+
+    def end(self, visit: Visit) -> None:
+        a = progress(visit)
+        if visit.steps:
+            visit.update.div_(a)
+        back = a if self.effective == "response" else float(visit.steps)
+        visit.mean["fednova.a"] = torch.tensor([back], dtype=torch.float64)
+
+    def aggregate(self, round: Round) -> None:
+        round.update = round.update * round.mean["fednova.a"]
+
+
+def progress(visit: Visit) -> float:
+    """How many plain SGD steps the client's optimiser is worth."""
+    run = visit.run
+    return normalising_steps(visit.steps, run.momentum, nesterov=run.nesterov, proximal=visit.lr * visit.pull)

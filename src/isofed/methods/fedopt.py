@@ -1,0 +1,73 @@
+"""FedOpt: Adam, Yogi or Adagrad at the server, with the mean update in place of a gradient."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from isofed.layout import Tensors
+from isofed.methods.base import Method, Round, Run
+
+
+@dataclass(frozen=True)
+class _FedOpt(Method):
+    """m <- beta1 m + (1 - beta1) D; w <- w + lr m / (sqrt(v) + tau); the three differ in how v follows D^2.
+
+    Reddi et al. start v at tau^2 (``v0=none``); public re-implementations start it at 0 (``v0=0``) or correct the
+    bias of the first rounds as Adam does (``bias_correction=true``).
+    """
+
+    lr: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.99
+    tau: float = 1e-3
+    v0: float | None = None
+    bias_correction: bool = False
+
+    owns: ClassVar[frozenset[str]] = frozenset({"server"})
+    paper: ClassVar[str] = "Reddi et al. 2021, Adaptive federated optimization"
+
+    def server_state(self, run: Run) -> Tensors:
+        start = self.tau**2 if self.v0 is None else self.v0
+        m = run.zeros(torch.float64)
+        return {"fedopt.m": m, "fedopt.v": torch.full_like(m, start)}
+
+    def second_moment(self, v: Tensor, square: Tensor) -> Tensor:
+        raise TypeError("an optimiser must say how its second moment follows the squared update")
+
+    def aggregate(self, round: Round) -> None:
+        m = round.server["fedopt.m"].mul_(self.beta1).add_(round.update, alpha=1 - self.beta1)
+        v = round.server["fedopt.v"] = self.second_moment(round.server["fedopt.v"], round.update**2)
+        lr = self.lr
+        if self.bias_correction:
+            lr *= (1 - self.beta2**round.number) ** 0.5 / (1 - self.beta1**round.number)
+        round.update = lr * m / (v.sqrt() + self.tau)
+
+
+@dataclass(frozen=True)
+class FedAdam(_FedOpt):
+    """Server Adam: v <- beta2 v + (1 - beta2) D^2."""
+
+    def second_moment(self, v: Tensor, square: Tensor) -> Tensor:
+        return self.beta2 * v + (1 - self.beta2) * square
+
+
+@dataclass(frozen=True)
+class FedYogi(_FedOpt):
+    """Server Yogi: v <- v - (1 - beta2) D^2 sign(v - D^2), which forgets large updates more slowly."""
+
+    def second_moment(self, v: Tensor, square: Tensor) -> Tensor:
+        return v - (1 - self.beta2) * square * torch.sign(v - square)
+
+
+@dataclass(frozen=True)
+class FedAdagrad(_FedOpt):
+    """Server Adagrad: v <- v + D^2, and no momentum unless ``beta1`` is set."""
+
+    beta1: float = 0.0
+
+    def second_moment(self, v: Tensor, square: Tensor) -> Tensor:
+        return v + square

@@ -1,0 +1,24 @@
+"""FedProx: a pull towards the received weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from isofed.methods.base import Method, Step
+
+
+@dataclass(frozen=True)
+class FedProx(Method):
+    """Adds (mu/2) ||w - w_received||^2 to the local loss, as its gradient mu (w - w_received), over all trained weights."""
+
+    mu: float = 0.01
+
+    paper: ClassVar[str] = "Li et al. 2020, Federated optimization in heterogeneous networks"
+
+    @property
+    def pull(self) -> float:
+        return self.mu
+
+    def gradient(self, step: Step) -> None:
+        step.grad.add_(step.weights - step.start, alpha=self.mu)

@@ -1,0 +1,59 @@
+"""Where methods are found: the package, installed plug-ins, or a user's own file."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from importlib.metadata import entry_points
+
+from isofed.errors import UserError, unknown
+from isofed.methods.base import Method
+from isofed.plugins import is_file_reference, load_from_file, resolve
+
+GROUP = "isofed.methods"  # the entry-point group of installed plug-ins: name = "package.module:Class"
+
+_BUILT_IN = {
+    "fedavg": "fedavg:FedAvg",
+    "fedavgm": "fedavgm:FedAvgM",
+    "fedadam": "fedopt:FedAdam",
+    "fedyogi": "fedopt:FedYogi",
+    "fedadagrad": "fedopt:FedAdagrad",
+    "fedprox": "fedprox:FedProx",
+    "fednova": "fednova:FedNova",
+    "scaffold": "scaffold:Scaffold",
+    "feddyn": "feddyn:FedDyn",
+    "fedbn": "fedbn:FedBN",
+    "central": "central:Central",
+}
+
+
+def names() -> tuple[str, ...]:
+    """Every method that can be named, built in and installed."""
+    return tuple(dict.fromkeys([*_BUILT_IN, *(e.name for e in entry_points(group=GROUP))]))
+
+
+def find(name: str) -> tuple[str, type[Method]]:
+    """The method's canonical name and its class."""
+    if is_file_reference(name):
+        return resolve(name), _checked(name, load_from_file(name, "method"))
+    if name.lower() in _BUILT_IN:
+        module, cls = _BUILT_IN[name.lower()].split(":")
+        return name.lower(), getattr(importlib.import_module(f"isofed.methods.{module}"), cls)
+    for entry in entry_points(group=GROUP, name=name):
+        try:
+            loaded = entry.load()
+        except Exception as error:
+            raise UserError(f"the plug-in method '{name}' ({entry.value}) could not be loaded: {error}") from error
+        return name, _checked(name, loaded)
+    raise unknown("method", name, names())
+
+
+def _checked(name: str, cls: object) -> type[Method]:
+    if not (isinstance(cls, type) and issubclass(cls, Method)):
+        raise UserError(f"'{name}' is not a method: it must be a class derived from isofed.Method")
+    # Without its own @dataclass a subclass would silently lose its fields.
+    own = {f for f in vars(cls).get("__annotations__", {}) if "ClassVar" not in str(cls.__annotations__[f])}
+    if own and "__dataclass_fields__" not in vars(cls):
+        raise UserError(f"'{name}' has options ({', '.join(sorted(own))}) but lacks @dataclass(frozen=True) above it")
+    assert dataclasses.is_dataclass(cls)
+    return cls

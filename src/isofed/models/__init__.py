@@ -1,0 +1,47 @@
+"""The networks, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from isofed.draws import torch_seeded
+from isofed.errors import UserError, unknown
+from isofed.models.base import Network, Output, has_batch_norm
+from isofed.models.small import cnn, mlp
+from isofed.plugins import is_file_reference, load_from_file
+
+__all__ = ["Network", "Output", "create", "has_batch_norm", "names"]
+
+_NETWORKS: dict[str, Callable[..., Network]] = {"cnn": cnn, "mlp": mlp}
+
+
+def names() -> tuple[str, ...]:
+    """The networks that :func:`create` knows."""
+    return tuple(_NETWORKS)
+
+
+def create(
+    name: str,
+    *,
+    classes: int,
+    shape: tuple[int, int, int] = (3, 32, 32),
+    norm: str | None = None,
+    seed: int = 0,
+) -> Network:
+    """Build a network with initial weights that depend on ``seed`` alone.
+
+    ``name`` is one of :func:`names`, or ``path/to/file.py:build`` for a function of your own that takes ``shape``,
+    ``classes`` and (where a ``norm`` is asked for) ``norm``, and returns a :class:`Network`.
+    """
+    if is_file_reference(name):
+        build = load_from_file(name, "model")
+    elif name in _NETWORKS:
+        build = _NETWORKS[name]
+    else:
+        raise unknown("model", name, _NETWORKS)
+    options = {} if norm is None else {"norm": norm}
+    with torch_seeded(seed, "network"):
+        network = build(shape, classes, **options)
+    if not isinstance(network, Network):
+        raise UserError(f"model '{name}' gave a {type(network).__name__}; it must return an isofed.models.Network")
+    return network

@@ -1,0 +1,78 @@
+"""What a network is here: an encoder with named stages, then a head.
+
+Methods act on the parts by these names: on the features (the input of the head), on the output of a stage, on the
+logits, or on the head itself. Every network of the package is a :class:`Network`, so every method works on each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from isofed.errors import UserError
+from isofed.spec import parse_one
+
+
+class Output(NamedTuple):
+    """What one forward pass gives."""
+
+    logits: Tensor
+    features: Tensor
+    stages: dict[str, Tensor]
+
+
+class Network(nn.Module):
+    """Stages in order, a pooling step that gives one feature vector per sample, and a head.
+
+    >>> net = Network({"one": nn.Linear(4, 3)}, nn.Flatten(), nn.Linear(3, 2), width=3)
+    >>> import torch; net(torch.zeros(5, 4)).logits.shape
+    torch.Size([5, 2])
+    """
+
+    def __init__(self, stages: Mapping[str, nn.Module], pool: nn.Module, head: nn.Module, width: int) -> None:
+        super().__init__()
+        self.stages = nn.ModuleDict(stages)
+        self.pool = pool
+        self.head = head
+        self.width = width
+
+    def forward(self, x: Tensor) -> Output:
+        stages = {}
+        for name, stage in self.stages.items():
+            x = stages[name] = stage(x)
+        features = self.pool(x)
+        return Output(self.head(features), features, stages)
+
+
+def norm_layer(text: str) -> Callable[[int], nn.Module]:
+    """A normalisation for ``n`` channels from its text: ``batch``, ``group:2`` (two groups), or ``none``."""
+    choice = parse_one(text, "norm")
+    values = [str(v) for _, v in choice.options]
+    if choice.name == "batch" and not values:
+        return batch_norm
+    if choice.name == "none" and not values:
+        return lambda channels: nn.Identity()
+    if choice.name == "group" and len(values) == 1 and values[0].isdigit() and int(values[0]) > 0:
+        groups = int(values[0])
+
+        def group_norm(channels: int) -> nn.Module:
+            if channels % groups:
+                raise UserError(f"norm=group:{groups} cannot divide {channels} channels; choose a divisor of {channels}")
+            return nn.GroupNorm(groups, channels)
+
+        return group_norm
+    raise UserError(f"norm must be 'batch', 'group:N' (N groups) or 'none', not '{text}'")
+
+
+def batch_norm(channels: int) -> nn.Module:
+    """Batch norm without its batch counter, which nothing reads and every step would have to raise."""
+    layer = nn.BatchNorm2d(channels)
+    layer.num_batches_tracked = None
+    return layer
+
+
+def has_batch_norm(network: nn.Module) -> bool:
+    """Whether a batch of one sample is a problem for this network."""
+    return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in network.modules())

@@ -1,0 +1,45 @@
+"""Objects from a user's own file: ``path/to/mine.py:MyMethod``."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+from isofed.errors import UserError, unknown
+
+
+def is_file_reference(text: str) -> bool:
+    """Whether a name means something in a file rather than something the package knows."""
+    return ".py:" in text
+
+
+def resolve(text: str) -> str:
+    """The same reference with an absolute path, so that it still holds in another process or another folder."""
+    file, name = text.split(".py:", 1)
+    return f"{Path(file + '.py').expanduser().resolve()}:{name}"
+
+
+def load_from_file(text: str, kind: str) -> Any:
+    """The object that ``file.py:name`` refers to. The file is run once per process."""
+    file, name = resolve(text).rsplit(":", 1)
+    path = Path(file)
+    if not path.is_file():
+        raise UserError(f"the {kind} '{text}' needs the file {path}, which does not exist")
+    key = "isofed_file_" + hashlib.blake2b(str(path).encode(), digest_size=8).hexdigest()
+    module = sys.modules.get(key)
+    if module is None:
+        spec = importlib.util.spec_from_file_location(key, path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[key] = module  # dataclasses look their module up while the class is being made
+        try:
+            spec.loader.exec_module(module)
+        except Exception as error:
+            del sys.modules[key]
+            raise UserError(f"the file {path} could not be run: {type(error).__name__}: {error}") from error
+    if not hasattr(module, name):
+        raise unknown(f"object in {path} called", name, (n for n in vars(module) if not n.startswith("_")))
+    return getattr(module, name)

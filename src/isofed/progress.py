@@ -1,0 +1,28 @@
+"""What a run tells whoever watches it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from isofed.federation import Federation
+    from isofed.result import Result
+
+
+class Watcher:
+    """Base of all displays: hears everything and shows nothing."""
+
+    def start(self, run: Federation) -> None:
+        """A run begins, or goes on after ``run.round`` rounds."""
+
+    def client(self, done: int, of: int) -> None:
+        """A client of the present round has answered."""
+
+    def round(self, line: dict[str, Any]) -> None:
+        """A round is over; ``line`` is its record."""
+
+    def note(self, text: str) -> None:
+        """Something a person should know."""
+
+    def end(self, result: Result) -> None:
+        """The run is over."""

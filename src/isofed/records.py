@@ -1,0 +1,323 @@
+"""The run folder: everything one run needs to be repeated, resumed, compared and shown.
+
+::
+
+    config.yaml                                     the resolved configuration
+    environment.json                                versions, device and data the run was made with
+    metrics.jsonl                                   one JSON line per round
+    checkpoints/round-000012.safetensors            the last two states to go on from
+    kept/round-000010.safetensors                   models kept for later study,
+    kept/round-000010-client-000003.safetensors     and those of single clients
+    model.safetensors, result.json                  written at the end
+
+A run can be killed at any moment: every file but ``metrics.jsonl`` is replaced as a whole, and a half-written
+last line there is left out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+
+from isofed.errors import RunError, UserError
+from isofed.files import (
+    DamagedFile,
+    Tensors,
+    load_tensors,
+    locked,
+    plain,
+    remove_strays,
+    save_tensors,
+    write_atomic,
+    write_error,
+)
+
+__all__ = [
+    "Checkpoint",
+    "DamagedFile",
+    "RunFolder",
+    "Tensors",
+    "environment",
+    "load_tensors",
+    "save_tensors",
+    "write_atomic",
+]
+
+CONFIG, ENVIRONMENT, METRICS = "config.yaml", "environment.json", "metrics.jsonl"
+MODEL, RESULT, CHECKPOINTS, KEPT, LOCK = "model.safetensors", "result.json", "checkpoints", "kept", ".lock"
+
+
+def environment(device: str, fingerprint: str) -> dict[str, str]:
+    """What a run's numbers depend on besides its configuration; ``fingerprint`` stands for the data."""
+    from isofed import __version__  # here, because the package may import this module while it is being built
+
+    return {
+        "isofed": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "platform": platform.platform(),
+        "device": device,
+        "device_name": _device_name(device),
+        "data": fingerprint,
+    }
+
+
+def _device_name(device: str) -> str:
+    if device.startswith("cuda") and torch.cuda.is_available():
+        return torch.cuda.get_device_name(device)
+    with suppress(OSError):  # Linux: platform.processor() says no more than the architecture there
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        if found:
+            return found.group(1).strip()
+    return platform.processor() or platform.machine()
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A state to go on from; ``note`` is a sentence to show when a newer one had to be skipped."""
+
+    round: int
+    tensors: Tensors
+    info: dict[str, Any]
+    note: str | None = None
+
+
+class RunFolder:
+    """One run on disk. Make it with :meth:`create` or :meth:`open`; hold :meth:`lock` while writing."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self._whole_lines = False  # whether this object has seen to it that the metrics end with a whole line
+
+    @classmethod
+    def create(cls, path: Path | str, config: dict[str, Any], environment: dict[str, Any]) -> RunFolder:
+        """Start a new run in a folder that does not hold one yet; missing folders are made."""
+        folder = cls(path)
+        try:
+            folder.path.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError) as error:
+            raise UserError(f"cannot make the run folder {path}: there is a file in its place") from error
+        except OSError as error:
+            raise UserError(f"cannot make the run folder {path}: {error.strerror}") from error
+        with folder.lock():  # so that of two processes only one makes the run
+            if any((folder.path / name).exists() for name in (CONFIG, METRICS, CHECKPOINTS, MODEL, RESULT)):
+                raise UserError(
+                    f"{path} already holds a run: resume it with `isofed run --resume {path}` or choose another out="
+                )
+            try:
+                folder._write_json(ENVIRONMENT, environment)
+                # The configuration comes last: with it, the folder is a run.
+                text = yaml.dump(config, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+                write_atomic(folder.path / CONFIG, text.encode())
+            except RunError as error:
+                raise UserError(str(error)) from error
+        return folder
+
+    @classmethod
+    def open(cls, path: Path | str) -> RunFolder:
+        """An existing run, to read it or (inside :meth:`lock`) to go on with it."""
+        folder = cls(path)
+        if not folder.path.is_dir():
+            what = "it is a file" if folder.path.exists() else "it does not exist"
+            raise UserError(f"{path} is not a run folder: {what}")
+        missing = [name for name in (CONFIG, ENVIRONMENT) if not (folder.path / name).is_file()]
+        if missing:
+            raise UserError(f"{path} is not a run folder: it has no {' and no '.join(missing)}")
+        return folder
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The run's resolved configuration."""
+        path = self.path / CONFIG
+        try:
+            config = yaml.safe_load(path.read_bytes())
+        except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+            raise UserError(f"cannot read {path}: {' '.join(str(error).split())}") from error
+        if not isinstance(config, dict):
+            raise UserError(f"{path} does not hold a configuration")
+        return config
+
+    @cached_property
+    def environment(self) -> dict[str, Any]:
+        """What the run was made with, as :func:`environment` gave it."""
+        return self._read_json(ENVIRONMENT)
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Be the only process that writes this run; a process that is killed lets go of it.
+
+        Temporary files of a writer that was killed are removed on the way in.
+        """
+        with locked(self.path / LOCK, f"the run {self.path}"):
+            for folder in (self.path, self.path / CHECKPOINTS, self.path / KEPT):
+                remove_strays(folder)
+            yield
+
+    def append(self, line: dict[str, Any]) -> None:
+        """Add one line to the metrics; a NaN or an infinity is written as null, which any JSON reader takes."""
+        text = json.dumps(plain(line), allow_nan=False) + "\n"
+        path = self.path / METRICS
+        if not self._whole_lines:
+            whole, _ = self._lines()
+            self._cut(sum(len(raw) for raw, _ in whole))
+            self._whole_lines = True
+        size = path.stat().st_size if path.exists() else 0
+        try:
+            with path.open("ab") as file:
+                file.write(text.encode())
+        except OSError as error:
+            with suppress(OSError, RunError):  # a full disk takes half a line
+                self._cut(size)
+            raise write_error(path, error) from error
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The metrics, one dict a line; a half-written last line is left out."""
+        return [line for _, line in self._lines()[0]]
+
+    def rewind(self, round: int) -> None:
+        """Drop the metrics of later rounds, and a half-written last line: before going on from ``round``."""
+        whole, half = self._lines()
+        kept = [raw for raw, line in whole if (line.get("round") or 0) <= round]
+        if half or len(kept) < len(whole):
+            write_atomic(self.path / METRICS, b"".join(kept))
+
+    def checkpoint(self, round: int, tensors: Tensors, info: dict[str, Any]) -> None:
+        """Save a state to go on from. It and the one before it stay; older ones, and any of later rounds, go."""
+        metrics = self.path / METRICS
+        if metrics.exists():
+            try:  # the lines up to this round must not be lost in a power cut that the checkpoint survives
+                with metrics.open("r+b") as file:
+                    os.fsync(file.fileno())
+            except OSError as error:
+                raise write_error(metrics, error) from error
+        self._save(f"{CHECKPOINTS}/{_name(round)}", tensors, info)
+        rounds = self._rounds()
+        # Later rounds are left from before a rewind, for instance damaged: they must not push out this one.
+        stay = [other for other in rounds if other <= round][-2:]
+        for other in rounds:
+            if other not in stay:
+                with suppress(OSError):
+                    (self.path / CHECKPOINTS / _name(other)).unlink()
+
+    def latest(self) -> Checkpoint | None:
+        """The newest checkpoint that can be read, or None if there is none; RunError if all are damaged."""
+        skipped: list[str] = []
+        for round in reversed(self._rounds()):
+            path = self.path / CHECKPOINTS / _name(round)
+            try:
+                tensors, info = load_tensors(path)
+            except DamagedFile:
+                skipped.append(path.name)
+                continue
+            except RunError:
+                if path.exists():
+                    raise
+                return self.latest()  # the process that writes this run has just replaced it by a newer one
+            note = None
+            if skipped:
+                damaged = f"{' and '.join(skipped)} {'is' if len(skipped) == 1 else 'are'} damaged"
+                note = f"{damaged}, so the newest state that can be read is that of round {round}"
+            return Checkpoint(round, tensors, info, note)
+        if skipped:
+            raise RunError(
+                f"no checkpoint of {self.path} can be read ({', '.join(skipped)} damaged): "
+                "start the run again with another out="
+            )
+        return None
+
+    def keep(self, round: int, tensors: Tensors, info: dict[str, Any], client: int | None = None) -> None:
+        """Save a model of this round for later study: the shared one, or a client's own."""
+        self._save(f"{KEPT}/{_name(round, client)}", tensors, info)
+
+    def finish(self, tensors: Tensors, info: dict[str, Any], result: dict[str, Any]) -> None:
+        """Save the final model, then the result: a run with a result is finished and has its model."""
+        self._save(MODEL, tensors, info)
+        self._write_json(RESULT, result)
+
+    def result(self) -> dict[str, Any] | None:
+        """The result of a finished run, or None."""
+        return self._read_json(RESULT) if (self.path / RESULT).exists() else None
+
+    def _rounds(self) -> list[int]:
+        """The rounds that have a checkpoint, rising."""
+        names = [path.name for path in (self.path / CHECKPOINTS).glob("round-*.safetensors")]
+        found = [re.fullmatch(r"round-(\d{6,})\.safetensors", name) for name in names]
+        return sorted(int(match.group(1)) for match in found if match)
+
+    def _lines(self) -> tuple[list[tuple[bytes, dict[str, Any]]], bool]:
+        """The whole lines of the metrics with what they say, and whether a half-written one follows."""
+        path = self.path / METRICS
+        try:
+            raws = path.read_bytes().splitlines(keepends=True)
+        except FileNotFoundError:
+            return [], False
+        except OSError as error:
+            raise RunError(f"cannot read {path}: {error.strerror}") from error
+        whole: list[tuple[bytes, dict[str, Any]]] = []
+        for number, raw in enumerate(raws, 1):
+            line = None
+            with suppress(ValueError):
+                line = json.loads(raw) if raw.endswith(b"\n") else None
+            if isinstance(line, dict):
+                whole.append((raw, line))
+            elif number == len(raws):
+                return whole, True
+            else:
+                raise DamagedFile(f"line {number} of {path} is damaged: mend it or delete that line")
+        return whole, False
+
+    def _cut(self, size: int) -> None:
+        """Shorten the metrics to ``size`` bytes, if they are longer."""
+        path = self.path / METRICS
+        if path.exists() and path.stat().st_size > size:
+            try:
+                os.truncate(path, size)
+            except OSError as error:
+                raise write_error(path, error) from error
+
+    def _save(self, name: str, tensors: Tensors, info: dict[str, Any]) -> None:
+        path = self.path / name
+        try:
+            path.parent.mkdir(exist_ok=True)
+        except OSError as error:
+            raise write_error(path, error) from error
+        save_tensors(path, tensors, info)
+
+    def _write_json(self, name: str, content: dict[str, Any]) -> None:
+        write_atomic(self.path / name, (json.dumps(plain(content), indent=2, allow_nan=False) + "\n").encode())
+
+    def _read_json(self, name: str) -> dict[str, Any]:
+        path = self.path / name
+        try:
+            content = json.loads(path.read_bytes())
+        except OSError as error:
+            raise RunError(f"cannot read {path}: {error.strerror}") from error
+        except ValueError as error:
+            raise DamagedFile(f"{path} is damaged") from error
+        if not isinstance(content, dict):
+            raise DamagedFile(f"{path} is damaged")
+        return content
+
+
+def _name(round: int, client: int | None = None) -> str:
+    return f"round-{round:06d}.safetensors" if client is None else f"round-{round:06d}-client-{client:06d}.safetensors"
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes a value that occurs twice out twice: anchors and aliases would puzzle a reader."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True

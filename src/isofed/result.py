@@ -1,0 +1,96 @@
+"""What a run gives: plain numbers, the history behind them, and the model."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from isofed.config import Settings
+from isofed.layout import Tensors
+
+
+@dataclass
+class Result:
+    """The outcome of a run.
+
+    Attributes:
+        method: as text.
+        seed: of the run.
+        accuracy: of the final model, on the test part (after any exchange).
+        loss: of the final model, likewise.
+        best_accuracy: over all evaluated rounds.
+        rounds: that were run.
+        rounds_to_target: first evaluated round that reached ``target``; none if it was not reached or not asked for.
+        seconds: spent in rounds, evaluation not counted.
+        bytes_up, bytes_down: sent by and to all clients in all rounds.
+        validation_accuracy: of the last round, where a validation part was held out.
+        exchanges: records of questions asked after the last round.
+        notes: what a person should know about the run.
+        history: one record per round.
+        folder: where it is recorded.
+        weights: the final model's tensors by name.
+    """
+
+    method: str
+    seed: int
+    accuracy: float
+    loss: float | None
+    best_accuracy: float
+    rounds: int
+    rounds_to_target: int | None
+    seconds: float
+    bytes_up: int
+    bytes_down: int
+    validation_accuracy: float | None = None
+    class_accuracy: list[float | None] = field(default_factory=list)
+    exchanges: list[dict[str, Any]] = field(default_factory=list)
+    events: int = 0
+    notes: list[str] = field(default_factory=list)
+    history: list[dict[str, Any]] = field(default_factory=list, repr=False)
+    folder: Path | None = None
+    weights: Tensors = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(
+        cls,
+        s: Settings,
+        history: list[dict[str, Any]],
+        exchanges: list[dict[str, Any]],
+        tested: dict[str, Any],
+        notes: list[str],
+    ) -> Result:
+        """Sum up a finished run. ``tested`` is the one look at the test part, where rounds were judged on another."""
+        judged = [line for line in history if line.get("accuracy") is not None]
+        last = (exchanges or judged)[-1]
+        final = tested or last
+        reached = [line["round"] for line in judged if s.target is not None and line["accuracy"] >= s.target]
+        return cls(
+            method=str(s.method),
+            seed=s.seed,
+            accuracy=final["accuracy"],
+            loss=final["loss"],
+            best_accuracy=max(line["accuracy"] for line in judged),
+            rounds=history[-1]["round"],
+            rounds_to_target=reached[0] if reached else None,
+            seconds=sum(line["seconds"] for line in history),
+            bytes_up=sum(line["bytes_up"] for line in history) + sum(e["bytes_up"] for e in exchanges),
+            bytes_down=sum(line["bytes_down"] for line in history),
+            validation_accuracy=last["accuracy"] if s.validation else None,
+            class_accuracy=final["class_accuracy"],
+            exchanges=exchanges,
+            events=sum(len(line["events"]) for line in history),
+            notes=notes,
+            history=history,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values; the history and the weights have files of their own."""
+        skipped = {"history", "folder", "weights"}
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in skipped}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any], history: list[dict[str, Any]], folder: Path) -> Result:
+        """A result read back from its folder; the weights stay in ``model.safetensors``."""
+        return cls(**values, history=history, folder=folder)

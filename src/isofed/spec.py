@@ -1,0 +1,184 @@
+"""The text form of choices with options: ``fedprox:mu=0.01``, ``dirichlet:0.1``, ``crop:4+flip``.
+
+One small grammar serves methods, partitions, data sets, augmentations and schedules::
+
+    choices = choice *( "+" choice )
+    choice  = name [ ":" option *( "," option ) ]
+    option  = key "=" value | value          (a bare value belongs to the first field that is still free)
+
+A name may also be a file and a class in it, ``path/to/mine.py:MyMethod``. The same in YAML is a list whose
+items are names or one-key mappings: ``[fedprox: {mu: 0.01}, fedbn]``. The options of a choice are the fields
+of a frozen dataclass, so types, defaults and the list of known keys come from one place.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import types
+import typing
+from typing import Any, Literal, TypeVar
+
+from isofed.errors import UserError, unknown
+
+T = TypeVar("T")
+_PLUS = re.compile(r"(?<![0-9][eE])\+")  # a sum sign, not the exponent of 1e+5
+_FILE = re.compile(r"^(?P<file>.*?\.py:[A-Za-z_]\w*)(?::(?P<options>.*))?$")
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """A name with its options, before anything is known about what the name stands for."""
+
+    name: str
+    options: tuple[tuple[str, Any], ...] = ()  # a key of "" marks a bare value
+
+    def __str__(self) -> str:
+        if not self.options:
+            return self.name
+        return self.name + ":" + ",".join(f"{k}={show(v)}" if k else show(v) for k, v in self.options)
+
+
+def show(value: Any) -> str:
+    """A value as it is typed: ``true``, ``none``, ``0.01``."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if value is None:
+        return "none"
+    return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
+
+
+def parse(given: Any, kind: str) -> tuple[Choice, ...]:
+    """Read choices joined by ``+`` from text, or from the list or mapping a YAML file holds."""
+    if isinstance(given, str):
+        parts = [p.strip() for p in _PLUS.split(given)]
+        if not all(parts):
+            raise UserError(f"the {kind} '{given}' has an empty part: write names joined by '+', like 'a+b'")
+        return tuple(_parse_one(p, kind) for p in parts)
+    if isinstance(given, dict):
+        given = [{name: options} for name, options in given.items()]
+    if isinstance(given, (list, tuple)) and given:
+        return tuple(_from_yaml(item, kind) for item in given)
+    raise UserError(f"the {kind} must be a text like 'name:key=value' or a list of such, not {given!r}")
+
+
+def parse_one(given: Any, kind: str) -> Choice:
+    """Read exactly one choice."""
+    if isinstance(given, (int, float)) and not isinstance(given, bool):
+        given = show(given)
+    choices = parse(given, kind)
+    if len(choices) != 1:
+        raise UserError(f"the {kind} takes one choice, not {len(choices)}: '{given}'")
+    return choices[0]
+
+
+def _parse_one(text: str, kind: str) -> Choice:
+    match = _FILE.match(text)
+    name, _, rest = (match["file"], "", match["options"] or "") if match else text.partition(":")
+    options = []
+    for item in filter(None, (p.strip() for p in rest.split(","))):
+        key, equals, value = item.partition("=")
+        options.append((key.strip(), value.strip()) if equals else ("", item))
+    if not name:
+        raise UserError(f"the {kind} '{text}' has no name before ':'")
+    return Choice(name, tuple(options))
+
+
+def _from_yaml(item: Any, kind: str) -> Choice:
+    if isinstance(item, str):
+        return _parse_one(item, kind)
+    if isinstance(item, dict) and len(item) == 1:
+        name, options = next(iter(item.items()))
+        if options is None:
+            return Choice(str(name))
+        if isinstance(options, dict):
+            return Choice(str(name), tuple((str(k), v) for k, v in options.items()))
+        return Choice(str(name), (("", options),))
+    raise UserError(f"each part of the {kind} must be a name or 'name: {{option: value}}', not {item!r}")
+
+
+def make(cls: type[T], choice: Choice, kind: str) -> T:
+    """Build the dataclass that a choice names, with every option checked against its fields."""
+    fields = [f for f in dataclasses.fields(cls) if f.init]  # type: ignore[arg-type]
+    hints = typing.get_type_hints(cls)
+    values: dict[str, Any] = {}
+    for key, value in choice.options:
+        if not key:
+            free = [f.name for f in fields if f.name not in values]
+            if not free:
+                raise UserError(f"{kind} '{choice.name}' takes {len(fields)} options, '{show(value)}' is one too many")
+            key = free[0]
+        if key not in hints or key not in {f.name for f in fields}:
+            if not fields:
+                raise UserError(f"{kind} '{choice.name}' has no options, so '{key}' means nothing to it")
+            raise unknown(f"option of {kind} '{choice.name}' called", key, [f.name for f in fields])
+        if key in values:
+            raise UserError(f"{kind} '{choice.name}' got '{key}' twice")
+        values[key] = convert(value, hints[key], f"{key} of {kind} '{choice.name}'")
+    missing = [f.name for f in fields if _required(f) and f.name not in values]
+    if missing:
+        raise UserError(f"{kind} '{choice.name}' needs {missing[0]}: write '{choice.name}:{missing[0]}=...'")
+    return cls(**values)
+
+
+def _required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def convert(value: Any, hint: Any, what: str) -> Any:
+    """Turn a text or YAML value into the type of a field, or say what it should have been."""
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        options = typing.get_args(hint)
+        if type(None) in options and (value is None or str(value).lower() == "none"):
+            return None
+        rest = [o for o in options if o is not type(None)]
+        for option in rest[:-1]:
+            try:
+                return convert(value, option, what)
+            except UserError:
+                continue
+        return convert(value, rest[-1], what)
+    if origin is Literal:
+        allowed = typing.get_args(hint)
+        for option in allowed:
+            if str(value).lower() == str(option).lower():
+                return option
+        raise UserError(f"{what} must be one of {', '.join(map(str, allowed))}, not '{show(value)}'")
+    if hint is bool:
+        word = str(value).lower()
+        if word in ("true", "yes", "on", "1", "false", "no", "off", "0"):
+            return word in ("true", "yes", "on", "1")
+        raise UserError(f"{what} must be true or false, not '{show(value)}'")
+    if hint is int:
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            number = float("nan")
+        if isinstance(value, bool) or not number.is_integer():
+            raise UserError(f"{what} must be a whole number, not '{show(value)}'")
+        return int(number)
+    if hint is float:
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            number = float("nan")
+        if isinstance(value, bool) or number != number:
+            raise UserError(f"{what} must be a number, not '{show(value)}'")
+        return number
+    return str(value)
+
+
+def describe(thing: Any, name: str, full: bool = False) -> Choice:
+    """The choice that would make this dataclass again, with the options that differ from their defaults (or all)."""
+    options = []
+    for field in dataclasses.fields(thing):
+        value = getattr(thing, field.name)
+        if field.init and (full or _required(field) or value != field.default):
+            options.append((field.name, value))
+    return Choice(name, tuple(options))
+
+
+def to_yaml(choices: tuple[Choice, ...]) -> list[Any]:
+    """The list form for a YAML file."""
+    return [{c.name: dict(c.options)} if c.options else c.name for c in choices]
