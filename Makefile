@@ -11,7 +11,7 @@ STAMP := $(VENV)/.ready
 LOG   := $(VENV)/setup.log
 PIP   := $(BIN)/python -m pip install --progress-bar off --constraint constraints.txt
 
-# Two pytest workers of one thread each beat two of two on two cores.
+# Two pytest workers share two cores: one thread each.
 OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
@@ -70,7 +70,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@if [ "$(READY)" = yes ]; then echo 'bringing $(VENV) up to date…'; \
 	else echo 'setting up $(VENV) (once, about a minute)…'; $(PYTHON) -m venv --clear $(VENV) || { rm -rf $(VENV); exit 1; }; fi
 	@rm -f $(STAMP)
-	@{ $(PIP) torch==2.13.0 setuptools && \
+	@{ $(PIP) torch setuptools && \
 	   $(PIP) --no-build-isolation --editable '.[dev,plot,docs]'; } >$(LOG) 2>&1 || { \
 	  tail -n 30 $(LOG); echo 'set-up failed; the lines above are the end of $(LOG). The next make starts it afresh.'; exit 1; }
 	@printf '%s\n' '$(CURDIR)' >$(STAMP)

@@ -28,7 +28,7 @@ import yaml
 
 import isofed
 from isofed.errors import RunError, UserError
-from isofed.files import _exclusive_file, write_error
+from isofed.files import _exclusive_file, remove_strays, write_error
 from isofed.records import DamagedFile, RunFolder, environment, load_tensors, save_tensors, write_atomic
 
 CONFIG = {"method": "fedavg", "lr": 1e-05, "clients": 10, "name": "Prüfung", "also": ["a", "b"]}
@@ -505,7 +505,7 @@ def train(path: str) -> None:
 
 def rewrite(path: str) -> None:
     """Replace one large file for ever: here most of the time goes into writing, where a kill hurts."""
-    contents = [bytes([number]) * 8_000_000 for number in range(4)]
+    contents = [bytes([number]) * 4_000_000 for number in range(4)]
     write_atomic(path, contents[0])
     say(None)
     while True:
@@ -665,10 +665,12 @@ def test_a_file_is_whole_after_a_kill(tmp_path, start):
         time.sleep(rng.uniform(0, 0.02))
         kill(pid)
         content = path.read_bytes()
-        assert len(content) == 8_000_000
+        assert len(content) == 4_000_000
         assert content == content[:1] * len(content)
     # Some of the kills came while a file was being written, or this test would show nothing.
     assert strays(tmp_path) != []
+    remove_strays(tmp_path)
+    assert os.listdir(tmp_path) == ["file"]
 
 
 def test_a_run_survives_being_killed_again_and_again(tmp_path, start):

@@ -23,12 +23,16 @@ _SETTING = re.compile(r"^[A-Za-z_][A-Za-z_0-9]*=")
 class Settings(BaseModel):
     """Every setting of a run, with its default and what it means."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, arbitrary_types_allowed=True)
 
     method: Any = Field("fedavg", description="methods joined by '+', such as fedprox:mu=0.01+fedbn")
-    data: str = Field("digits", description="a data set, such as digits or synthetic:samples=5000, or a path to your own")
+    data: str = Field(
+        "digits", description="a data set, such as digits or synthetic:samples=5000, or a path to your own"
+    )
     root: str | None = Field(None, description="the folder or file that holds the data set, where it needs one")
-    partition: str = Field("dirichlet:0.1", description="iid, dirichlet:A, pathological:M, domain, quantity:A, from_file:F")
+    partition: str = Field(
+        "dirichlet:0.1", description="iid, dirichlet:A, pathological:M, domain, quantity:A, from_file:F"
+    )
     clients: int | None = Field(None, ge=1, description="number of clients; 10, or one per domain, if not given")
     participation: float = Field(1.0, gt=0, le=1, description="share of the clients that take part in a round")
     weighting: Literal["samples", "uniform"] = Field("samples", description="how clients count in the mean")
@@ -46,6 +50,7 @@ class Settings(BaseModel):
     last_batch: Literal["keep", "drop"] = Field("keep", description="what happens to an epoch's last, smaller batch")
     augment: str = Field("none", description="none, or flip, crop:4, joined by '+'")
     validation: float = Field(0.0, ge=0, lt=1, description="share of the training part held out to judge rounds by")
+    final_test: bool = Field(True, description="with a validation part: judge the final model on the test part, once")
     model: str = Field("cnn", description="a network, such as cnn or mlp, or path/to/file.py:build")
     norm: str | None = Field(None, description="batch, group:N or none, instead of the network's own")
     seed: int = Field(0, ge=0, description="of everything random in the run")
@@ -132,7 +137,9 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         raise UserError(f"the settings file {file} cannot be read: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         where = getattr(error, "problem_mark", None)
-        raise UserError(f"the settings file {file} is not valid YAML{f' (line {where.line + 1})' if where else ''}") from None
+        raise UserError(
+            f"the settings file {file} is not valid YAML{f' (line {where.line + 1})' if where else ''}"
+        ) from None
     if not isinstance(values, dict):
         raise UserError(f"the settings file {file} must hold 'key: value' lines")
     return values

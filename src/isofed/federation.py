@@ -32,6 +32,7 @@ from isofed.progress import Watcher
 from isofed.records import RunFolder, environment
 from isofed.result import Result
 
+WORTH_WORKERS = 5000  # local steps in a run from which on starting worker processes pays
 CHECKPOINT_SHARE = 0.05  # at most this part of the time goes into checkpoints
 
 
@@ -222,7 +223,9 @@ class Federation:
         moved = (weights + round.update).float()
         if not torch.isfinite(moved).all():
             kept = f" The state after round {self.round} is kept in {self.folder.path}." if self.folder else ""
-            raise RunError(f"the server step of round {number} gave NaN or infinity; use a smaller learning rate.{kept}")
+            raise RunError(
+                f"the server step of round {number} gave NaN or infinity; use a smaller learning rate.{kept}"
+            )
         self.weights[part].copy_(moved)
         if collected.statistics.weight:
             self.weights[part.stop : self.layout.shared.stop].copy_(collected.statistics.mean())
@@ -287,7 +290,7 @@ class Federation:
     def _finish(self, executor: Executor, judge: Judge) -> Result:
         exchanges = [self._exchange(name, executor, judge) for name, _ in self.settings.method.exchanges]
         tested = {}
-        if self.settings.validation:
+        if self.settings.validation and self.settings.final_test:
             tested = judge.judge(self.judged(), self.states.get, part="test")
         result = Result.of(self.settings, self.history, exchanges, tested, self.notes)
         if self.folder:
@@ -336,15 +339,12 @@ class Federation:
 
     @contextmanager
     def _executor(self) -> Iterator[Executor]:
-        s = self.settings
-        kind = s.executor
-        cores = s.workers or available_cores()
+        s, kind = self.settings, self.settings.executor
         if kind == "auto":
             steps = s.rounds * sum(steps_of(len(c), s) for c in self.world.clients) * s.participation
             # Worker processes take seconds to start: not worth it for a small run, unless they are there already.
-            worth = self._pool is not None or steps > 5000 or s.workers is not None
-            parallel = self.device.type == "cpu" and min(cores, len(self.world.clients)) > 1
-            kind = "workers" if worth and parallel and portable(s.method) else "serial"
+            worth = self._pool is not None or s.workers is not None or steps > WORTH_WORKERS
+            kind = "workers" if worth and len(self.world.clients) > 1 and may_use_workers(s) else "serial"
         if kind == "serial":
             executor: Executor = Serial(self.world, self.device)
         else:
@@ -353,7 +353,7 @@ class Federation:
                     f"the method '{s.method}' is a class of this session, which a worker process cannot import; "
                     "put it into a file and name it as file.py:Class, or use executor=serial"
                 )
-            pool = self._pool or Pool(min(cores, len(self.world.clients)))
+            pool = self._pool or Pool(min(s.workers or available_cores(), len(self.world.clients)))
             try:
                 executor = Workers(self.world, pool, owns_pool=self._pool is None)
             except BaseException:
@@ -420,8 +420,10 @@ class _Collected:
     def _size(self, tensors: Tensors) -> int:
         """Bytes on the wire; a vector over the shared weights travels without the gaps of the layout."""
         part = self._layout.shared_trained
-        gaps = part.stop - part.start - sum(
-            e.size for e in self._layout.entries if e.trained and e.policy is Policy.SHARED
+        gaps = (
+            part.stop
+            - part.start
+            - sum(e.size for e in self._layout.entries if e.trained and e.policy is Policy.SHARED)
         )
         return sum(
             (t.numel() - (gaps if t.numel() == part.stop - part.start else 0)) * min(t.element_size(), 4)
@@ -443,6 +445,13 @@ class _Collected:
             "bytes_up": 0 if pooled else self._up,
             "bytes_down": 0 if pooled else down,
         }
+
+
+def may_use_workers(s: Settings) -> bool:
+    """Whether clients of such a run could train in several processes of this machine."""
+    if s.executor != "auto":
+        return s.executor == "workers"
+    return s.device == "cpu" and (s.workers or available_cores()) > 1 and portable(s.method)
 
 
 def available_cores() -> int:

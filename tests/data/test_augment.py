@@ -107,7 +107,12 @@ def test_apply_reads_no_value_on_the_host(dtype: torch.dtype) -> None:
 def test_crop_and_flip_share_one_gather(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     real = torch.Tensor.index_select
-    monkeypatch.setattr(torch.Tensor, "index_select", lambda self, *a: calls.append(1) or real(self, *a))
+
+    def counted(self: Tensor, *given: Any) -> Tensor:
+        calls.append(given)
+        return real(self, *given)
+
+    monkeypatch.setattr(torch.Tensor, "index_select", counted)
     made = augment.parse("crop:2+flip")
     drawn = {k: torch.from_numpy(v[0]) for k, v in made.draw(1, 4, random.generator(0, "a"), (1, 5, 5)).items()}
     made.apply(torch.from_numpy(pictures(4, 5, 5, 1)), drawn)

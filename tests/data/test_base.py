@@ -82,12 +82,14 @@ def test_fingerprint_sees_every_number_that_matters_and_not_the_name() -> None:
     base = build(part(domains=2), domains=("a", "b"))
     assert base.fingerprint == build(part(domains=2), domains=("a", "b")).fingerprint
     assert base.fingerprint == dataclasses.replace(base, name="other").fingerprint
+    assert base.test.domains is not None
+    flipped = 1 - base.test.domains.clone()
     images = base.train.images.clone()
     images[0, 0, 0, 0] ^= 1
     changed = [
         dataclasses.replace(base, train=dataclasses.replace(base.train, images=images)),
         dataclasses.replace(base, train=dataclasses.replace(base.train, labels=1 - base.train.labels)),
-        dataclasses.replace(base, test=dataclasses.replace(base.test, domains=1 - base.test.domains)),  # type: ignore[operator]
+        dataclasses.replace(base, test=dataclasses.replace(base.test, domains=flipped)),
         dataclasses.replace(base, classes=("cat", "cow")),
         dataclasses.replace(base, domains=("a", "c")),
         dataclasses.replace(base, mean=(0.25,)),
@@ -138,8 +140,8 @@ def test_wrong_data_sets_are_refused() -> None:
     for message, given_parts, more in cases:
         with pytest.raises(UserError, match=message):
             build(*given_parts, **more)
+    none = Part(torch.zeros(2, 0, 4, 1, dtype=torch.uint8), torch.tensor([0, 1]))
     with pytest.raises(UserError, match="without a pixel"):
-        none = Part(torch.zeros(2, 0, 4, 1, dtype=torch.uint8), torch.tensor([0, 1]))
         build(none, none)
 
 

@@ -106,7 +106,10 @@ def picture(counts: Index, classes: Sequence[str], path: str | Path, title: str 
 
 
 def _sizes(axes: Any, sizes: Index, title: str) -> None:
-    axes.bar(range(len(sizes)), sizes, color=_INK, width=0.8)
+    if len(sizes) <= 200:
+        axes.bar(range(len(sizes)), sizes, color=_INK, width=0.8)
+    else:  # one outline: ten thousand bars would take minutes and show no gap
+        axes.stairs(sizes, np.arange(len(sizes) + 1) - 0.5, color=_INK, fill=True)
     axes.set_ylabel("samples")
     axes.tick_params(axis="x", labelbottom=False)
     axes.spines[["top", "right"]].set_visible(False)
@@ -129,7 +132,10 @@ def _bubbles(figure: Any, axes: Any, counts: Index) -> None:
 
 
 def _shades(figure: Any, axes: Any, counts: Index) -> None:
-    image = axes.imshow(counts.T, aspect="auto", cmap="Greys", interpolation="nearest", vmin=0)
+    from matplotlib.colors import PowerNorm
+
+    norm = PowerNorm(0.5, vmin=0, vmax=max(int(counts.max()), 1))  # as with the area of bubbles, small numbers show
+    image = axes.imshow(counts.T, aspect="auto", cmap="Greys", interpolation="nearest", norm=norm)
     figure.colorbar(image, ax=axes, label="samples", pad=0.01)
 
 

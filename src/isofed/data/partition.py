@@ -124,7 +124,7 @@ class Dirichlet:
             if not (math.isfinite(total) and total > 0):
                 return None  # all the weight lies on clients that are full: 0/0, so draw again
             cuts = (np.cumsum(weights / total) * size).astype(np.int64)
-            cuts[-1] = size
+            cuts[-1] = size  # so the last client also gets what rounding down leaves, as in the published code
             shares[label] = np.diff(np.minimum(cuts, size), prepend=0)
             held += shares[label]
         return shares
@@ -269,10 +269,11 @@ class FromFile:
                     f"client {client} in '{self.path}' has sample {wrong}, but the samples are 0 to {samples.count - 1}"
                 )
             places = np.array(given, dtype=np.int64)
-            taken = places[seen[places] >= 0]
-            if len(taken) or len(np.unique(places)) < len(places):
-                again = taken[0] if len(taken) else next(i for n, i in enumerate(given) if i in given[:n])
-                other = seen[again] if len(taken) else client
+            different, times = np.unique(places, return_counts=True)
+            twice = different[(times > 1) | (seen[different] >= 0)]
+            if len(twice):
+                again = twice[0]
+                other = seen[again] if seen[again] >= 0 else client
                 raise UserError(
                     f"sample {again} in '{self.path}' is with client {other} and again with client {client}: "
                     "a sample belongs to one client, once"

@@ -7,6 +7,7 @@ caller's script, and they can be handed from run to run (``Pool``), so a compari
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -88,10 +89,8 @@ class _Process:
     def close(self) -> None:
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None:
-                try:
+                with contextlib.suppress(BrokenPipeError):
                     pipe.close()
-                except BrokenPipeError:
-                    pass
         try:
             self.process.wait(timeout=2)
         except subprocess.TimeoutExpired:  # still busy with a visit that nobody wants any more

@@ -36,9 +36,7 @@ class World:
             clients = [np.arange(len(dataset.train), dtype=np.int64)]
         else:
             count = len(dataset.classes)
-            clients = split(
-                settings.partition, dataset.train, settings.clients, count, settings.seed, dataset.domains
-            )
+            clients = split(settings.partition, dataset.train, settings.clients, count, settings.seed, dataset.domains)
         world = cls(settings, dataset, parts, clients)
         if settings.batch_size == 1 and has_batch_norm(world.network()):
             raise UserError("batch_size=1 cannot train batch norm; use a larger batch, or norm=group:2")
@@ -47,9 +45,7 @@ class World:
     def network(self) -> Network:
         """A new network with the initial weights, as the methods want it built."""
         s = self.settings
-        network = create(
-            s.model, classes=len(self.dataset.classes), shape=self.dataset.shape, norm=s.norm, seed=s.seed
-        )
+        network = create(s.model, classes=len(self.dataset.classes), shape=self.dataset.shape, norm=s.norm, seed=s.seed)
         s.method.build(network, len(self.dataset.classes), generator(s.seed, "build"))
         return network
 

@@ -199,7 +199,7 @@ class Method:
         """Before a client's first step."""
 
     def end(self, visit: Visit) -> None:
-        """After a client's last step: may change ``visit.state`` and ``visit.update``, set ``visit.mean`` and ``.sum``."""
+        """After a client's last step: may change the visit's ``state``, ``update``, ``mean`` and ``sum``."""
 
     def batch(self, step: Step) -> None:
         """Change ``step.inputs`` and ``step.soft``."""
@@ -227,7 +227,7 @@ class Method:
         """What the server makes of the combined update: change ``round.update`` and ``round.server``."""
 
     def evaluated(self, server: Tensors) -> Tensor | None:
-        """The shared trained weights to be judged (and kept as the final model), where they are not the server's own."""
+        """The shared trained weights to be judged and kept as the final model, if not those that are sent."""
         return None
 
     def answer(self, exchange: str, visit: Visit) -> Tensors:

@@ -10,7 +10,10 @@ from isofed.methods.base import Method
 
 @dataclass(frozen=True)
 class Central(Method):
-    """One model trained on all data in one place, for as many epochs a round as each client would train: the upper bound."""
+    """No federation: one model on the pooled data, the upper bound.
+
+    A round is as many epochs over all data as each client would train on its own; nothing is sent.
+    """
 
     pooled: ClassVar[bool] = True
     paper: ClassVar[str] = "the upper bound of every comparison"

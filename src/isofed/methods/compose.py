@@ -84,8 +84,9 @@ class Composition:
         for hook in self._share:
             for name, policy in hook(network).items():
                 if policies.get(name, policy) != policy:
-                    raise UserError(f"two parts of '{self}' disagree about the tensor '{name}': "
-                                    f"{policies[name]} and {policy}")
+                    raise UserError(
+                        f"two parts of '{self}' disagree about the tensor '{name}': {policies[name]} and {policy}"
+                    )
                 policies[name] = policy
         return policies
 
@@ -199,4 +200,3 @@ def _make(choice: spec.Choice) -> tuple[str, Method]:
     name, cls = find(choice.name)
     method = spec.make(cls, dataclasses.replace(choice, name=name), "method")
     return name, method
-

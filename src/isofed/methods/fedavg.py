@@ -10,6 +10,11 @@ from isofed.methods.base import Method
 
 @dataclass(frozen=True)
 class FedAvg(Method):
-    """Local SGD on cross-entropy, then the mean of the clients' models weighted by samples. The round itself does this."""
+    """Local SGD, then the mean of the clients' models.
 
-    paper: ClassVar[str] = "McMahan et al. 2017, Communication-efficient learning of deep networks from decentralized data"
+    The round itself does all of this: the loss is cross-entropy and clients count by their samples (``weighting``).
+    """
+
+    paper: ClassVar[str] = (
+        "McMahan et al. 2017, Communication-efficient learning of deep networks from decentralized data"
+    )

@@ -13,8 +13,9 @@ from isofed.methods.base import Method, Round, Run
 
 @dataclass(frozen=True)
 class FedAvgM(Method):
-    """Heavy-ball momentum on the mean update D: v <- momentum v + D, w <- w + lr v.
+    """Momentum at the server.
 
+    Heavy-ball on the mean update D: v <- momentum v + D, w <- w + lr v.
     ``damped=true`` is the form of MOON's and FedDecorr's code, v <- momentum v + (1 - momentum) D, whose steps are
     smaller by the factor 1 - momentum. Batch-norm statistics are averaged plainly and never enter v.
     """

@@ -14,8 +14,9 @@ from isofed.models.base import Network
 
 @dataclass(frozen=True)
 class FedBN(Method):
-    """Scales, shifts and running statistics of batch norm stay with each client; everything else is averaged.
+    """Batch norm stays with its client.
 
+    Scales, shifts and running statistics of batch norm are never sent; everything else is averaged.
     Batch norm is found by module type, so that no layer is missed for its name. Each client is judged by its own
     model: on its own domain's test pictures where the data have domains, otherwise on the whole test part.
     """

@@ -14,8 +14,9 @@ from isofed.methods.base import Method, Round, Run, Step, Visit
 
 @dataclass(frozen=True)
 class FedDyn(Method):
-    """Client k minimises L_k(w) + alpha <w, h_k> + (alpha/2) ||w - w_received||^2 and remembers h_k += w_k - w_received.
+    """A regulariser that moves until local and global optima agree.
 
+    Client k minimises L_k(w) + alpha <w, h_k> + (alpha/2) ||w - w_received||^2 and remembers h_k += w_k - w_received.
     The server sends the mean of the clients' models plus h, the mean of h_k over all clients (the paper's -h/alpha).
     Means use the run's weighting. What is judged is the mean of the clients' models (``evaluate=mean``), as in the
     official code, or the weights that are sent (``evaluate=sent``). ``scale_alpha=true`` divides alpha by the

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 
-from isofed.functional import normalising_steps
 from isofed.methods.base import Method, Round, Visit
-from isofed.methods.momentum import refuse_persistent
+from isofed.methods.momentum import progress, refuse_persistent
+
+if TYPE_CHECKING:
+    from isofed.config import Settings
 
 
 @dataclass(frozen=True)
 class FedNova(Method):
-    """Divides each update by the progress a the client's optimiser made, and multiplies the mean by the mean of a.
+    """Updates normalised by local progress, so that more steps do not pull harder.
 
+    Divides each update by the progress a that the client's optimiser made, and multiplies the mean by the mean of a.
     a is the optimiser's answer to a constant unit gradient, which covers momentum, Nesterov's form and a proximal
     pull (``fedprox+fednova``) at once. ``effective=steps`` multiplies by the mean number of steps instead, as the
     official code does with a proximal term. The official "global momentum" is ``fednova+fedavgm``.
@@ -25,7 +28,8 @@ class FedNova(Method):
 
     paper: ClassVar[str] = "Wang et al. 2020, Tackling the objective inconsistency problem"
 
-    check = refuse_persistent("fednova")
+    def check(self, settings: Settings) -> None:
+        refuse_persistent("fednova", settings)
 
     def end(self, visit: Visit) -> None:
         a = progress(visit)
@@ -36,9 +40,3 @@ class FedNova(Method):
 
     def aggregate(self, round: Round) -> None:
         round.update = round.update * round.mean["fednova.a"]
-
-
-def progress(visit: Visit) -> float:
-    """How many plain SGD steps the client's optimiser is worth."""
-    run = visit.run
-    return normalising_steps(visit.steps, run.momentum, nesterov=run.nesterov, proximal=visit.lr * visit.pull)

@@ -49,7 +49,11 @@ class _FedOpt(Method):
 
 @dataclass(frozen=True)
 class FedAdam(_FedOpt):
-    """Server Adam: v <- beta2 v + (1 - beta2) D^2."""
+    """Adam at the server.
+
+    With the mean update D in place of a gradient: m <- beta1 m + (1 - beta1) D, v <- beta2 v + (1 - beta2) D^2,
+    w <- w + lr m / (sqrt(v) + tau).
+    """
 
     def second_moment(self, v: Tensor, square: Tensor) -> Tensor:
         return self.beta2 * v + (1 - self.beta2) * square
@@ -57,7 +61,11 @@ class FedAdam(_FedOpt):
 
 @dataclass(frozen=True)
 class FedYogi(_FedOpt):
-    """Server Yogi: v <- v - (1 - beta2) D^2 sign(v - D^2), which forgets large updates more slowly."""
+    """Yogi at the server.
+
+    With the mean update D in place of a gradient: m <- beta1 m + (1 - beta1) D,
+    v <- v - (1 - beta2) D^2 sign(v - D^2), which forgets large updates more slowly, w <- w + lr m / (sqrt(v) + tau).
+    """
 
     def second_moment(self, v: Tensor, square: Tensor) -> Tensor:
         return v - (1 - self.beta2) * square * torch.sign(v - square)
@@ -65,7 +73,11 @@ class FedYogi(_FedOpt):
 
 @dataclass(frozen=True)
 class FedAdagrad(_FedOpt):
-    """Server Adagrad: v <- v + D^2, and no momentum unless ``beta1`` is set."""
+    """Adagrad at the server.
+
+    With the mean update D in place of a gradient: m <- beta1 m + (1 - beta1) D, v <- v + D^2,
+    w <- w + lr m / (sqrt(v) + tau); beta1 is 0, so there is no momentum unless it is set.
+    """
 
     beta1: float = 0.0
 

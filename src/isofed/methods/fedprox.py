@@ -10,7 +10,10 @@ from isofed.methods.base import Method, Step
 
 @dataclass(frozen=True)
 class FedProx(Method):
-    """Adds (mu/2) ||w - w_received||^2 to the local loss, as its gradient mu (w - w_received), over all trained weights."""
+    """A pull of local training towards the received weights.
+
+    Adds (mu/2) ||w - w_received||^2 to the local loss, as its gradient mu (w - w_received), over all trained weights.
+    """
 
     mu: float = 0.01
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from isofed.layout import Tensors
 from isofed.methods.base import Method, Round, Run, Step, Visit
-from isofed.methods.fednova import progress
-from isofed.methods.momentum import refuse_persistent
+from isofed.methods.momentum import progress, refuse_persistent
+
+if TYPE_CHECKING:
+    from isofed.config import Settings
 
 
 @dataclass(frozen=True)
 class Scaffold(Method):
-    """Each gradient becomes g - c_k + c, with c_k the client's own mean gradient and c that of the federation.
+    """Control variates that cancel the drift of each client.
+
+    Each gradient becomes g - c_k + c, with c_k the client's own mean gradient and c that of the federation.
 
     Option 2 (default) takes the new c_k from the distance travelled, c_k - c + (w_received - w) / (lr a), where a
     is the optimiser's answer to a unit gradient: the number of steps without momentum, and right with it (dividing
@@ -28,7 +32,8 @@ class Scaffold(Method):
 
     paper: ClassVar[str] = "Karimireddy et al. 2020, SCAFFOLD: stochastic controlled averaging"
 
-    check = refuse_persistent("scaffold")
+    def check(self, settings: Settings) -> None:
+        refuse_persistent("scaffold", settings)
 
     def client_state(self, run: Run) -> Tensors:
         return {"scaffold.ck": run.zeros()}

@@ -59,7 +59,9 @@ def norm_layer(text: str) -> Callable[[int], nn.Module]:
 
         def group_norm(channels: int) -> nn.Module:
             if channels % groups:
-                raise UserError(f"norm=group:{groups} cannot divide {channels} channels; choose a divisor of {channels}")
+                raise UserError(
+                    f"norm=group:{groups} cannot divide {channels} channels; choose a divisor of {channels}"
+                )
             return nn.GroupNorm(groups, channels)
 
         return group_norm

@@ -56,7 +56,7 @@ def _styled(part: Part, number: int) -> Part:
         mine = rng.permutation(np.flatnonzero(labels == label))
         domains[mine] = (np.arange(len(mine)) + label) % len(STYLES)  # the odd pictures go to another style each time
     images = part.images.numpy()[..., 0]
-    noise = np.rint(rng.normal(0, 24, images.shape))
+    noise = np.rint(rng.normal(0, 16, images.shape))
     styles = (images, 255 - images, _hazy(images, noise), _turned(images))
     styled = np.choose(domains[:, None, None], styles).astype(np.uint8)
     return Part(torch.from_numpy(styled[..., None]), part.labels, torch.from_numpy(domains))

@@ -94,7 +94,10 @@ def _folder(root: str | None, name: str, what: str) -> Path:
 
 
 def _listing(path: Path) -> list[Path]:
-    return sorted((p for p in path.iterdir() if not p.name.startswith(".")), key=lambda p: p.name)
+    try:
+        return sorted((p for p in path.iterdir() if not p.name.startswith(".")), key=lambda p: p.name)
+    except OSError as error:
+        raise UserError(f"the folder '{path}' cannot be read ({error.strerror}): check who may open it") from None
 
 
 def _folders(path: Path) -> list[Path]:

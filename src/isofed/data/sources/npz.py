@@ -83,10 +83,12 @@ def _read(path: Path) -> dict[str, Array]:
             f"'{path}' is a folder: data set 'npz' needs an .npz file (for pictures in folders use 'folder')"
         )
     try:
-        file = np.load(path, allow_pickle=False)
-        if not isinstance(file, np.lib.npyio.NpzFile):
-            raise UserError(f"'{path.name}' holds one array, not several: save with numpy.savez and the keys {_KEYS}")
-        with file:
+        with path.open("rb") as stream:
+            file = np.load(stream, allow_pickle=False)
+            if not isinstance(file, np.lib.npyio.NpzFile):
+                raise UserError(
+                    f"'{path.name}' holds one array, not several: save with numpy.savez and the keys {_KEYS}"
+                )
             arrays = {key: file[key] for key in file.files if key in (*_PARTED, *_WHOLE, *_NAMES)}
             found = ", ".join(file.files) or "nothing"
     except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
@@ -151,6 +153,9 @@ def _codes(
         codes = [np.array([place[str(v)] for v in values], dtype=np.int64) for values in flat]
         return codes, tuple(place)
     codes = [values.astype(np.int64) for values in flat]
+    lowest = min((int(values.min()) for values in codes if len(values)), default=0)
+    if lowest < 0:
+        raise UserError(f"'{path.name}' has the {kind} {lowest}: number the {kind}s 0, 1, 2, ... without gaps")
     if names is not None:
         return codes, tuple(map(str, names))
     count = 1 + max((int(values.max()) for values in codes if len(values)), default=-1)

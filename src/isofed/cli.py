@@ -1,0 +1,186 @@
+"""The command line: ``isofed run``, ``compare``, ``tune``, ``methods``, ``data``, ``settings``."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from isofed.errors import IsofedError
+
+app = typer.Typer(
+    name="isofed",
+    help="Federated learning on data that differ from client to client.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+# A file or a pipe has no width of its own: room enough that no table is cut.
+console = Console(width=None if sys.stdout.isatty() else 120)
+errors = Console(stderr=True, soft_wrap=True)
+
+Words = Annotated[list[str] | None, typer.Argument(help="settings as key=value, and YAML files", show_default=False)]
+Debug = Annotated[bool, typer.Option("--debug", help="show the traceback of an error")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="show nothing but the result")]
+
+
+def command(function: Callable[..., None]) -> Callable[..., None]:
+    """Turn errors into one sentence and an exit code: 2 for a mistake in what was asked, 1 for failed work."""
+
+    @functools.wraps(function)
+    def guarded(*args: Any, debug: bool = False, **kwargs: Any) -> None:
+        try:
+            function(*args, debug=debug, **kwargs)
+        except IsofedError as error:
+            if debug:
+                raise
+            _complain(str(error))
+            raise typer.Exit(error.exit_code) from None
+        except KeyboardInterrupt as error:
+            how = f" {error}" if str(error) else ""
+            _complain(f"stopped.{how}")
+            raise typer.Exit(130) from None
+        except BrokenPipeError:  # whoever read the output has had enough
+            sys.stderr.close()
+            raise typer.Exit(0) from None
+        except Exception as error:
+            if debug:
+                raise
+            _complain(f"internal error, {type(error).__name__}: {error}. Run it again with --debug to see where.")
+            raise typer.Exit(1) from None
+
+    return app.command()(guarded)
+
+
+def _complain(text: str) -> None:
+    errors.print(f"isofed: {text}", style="red" if errors.is_terminal else None, highlight=False, markup=False)
+
+
+@command
+def run(
+    words: Words = None,
+    resume: Annotated[str | None, typer.Option(help="a run folder to go on with", metavar="RUN")] = None,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Train one federation and record it in a run folder.
+
+    Settings are key=value words, YAML files, or both; later ones win. `isofed settings` lists them all.
+
+    [bold]Examples[/]
+
+      isofed run method=fedprox:mu=0.01 data=digits partition=dirichlet:0.1 rounds=20
+
+      isofed run method=fedprox+fedbn data=digits-domains partition=domain
+
+      isofed run experiment.yaml seed=1 out=runs/second
+
+      isofed run runs/second/config.yaml            (the same run again)
+
+      isofed run --resume runs/second               (after an interruption)
+    """
+    from isofed import commands
+
+    commands.run(console, words or [], resume, quiet)
+
+
+@command
+def compare(words: Words = None, quiet: Quiet = False, debug: Debug = False) -> None:
+    """Compare methods over seeds, on the same splits and initial weights.
+
+    Words without '=' before any ':' are methods; the first is what the others are compared with. seeds=3 means three
+    seeds, seeds=1,5,9 those. The same command again does only what is missing.
+
+    [bold]Examples[/]
+
+      isofed compare fedavg fedprox scaffold data=digits partition=dirichlet:0.05 seeds=3
+
+      isofed compare fedavg fedprox:mu=0.1 my_method.py:Mine rounds=30 target=0.8 out=runs/mine
+    """
+    from isofed import commands
+
+    commands.compare(console, words or [], quiet)
+
+
+@command
+def tune(words: Words = None, quiet: Quiet = False, debug: Debug = False) -> None:
+    """Try a grid of settings on a validation part, then judge the best one on the test part, once.
+
+    Give a method and at least one setting with several values; fedprox.mu means the option mu of fedprox.
+
+    [bold]Examples[/]
+
+      isofed tune fedavg lr=0.01,0.03,0.1 data=digits
+
+      isofed tune fedprox fedprox.mu=0.001,0.01,0.1 lr=0.03,0.1 seeds=2
+    """
+    from isofed import commands
+
+    commands.tune(console, words or [], quiet)
+
+
+@command
+def methods(
+    name: Annotated[str | None, typer.Argument(help="a method to explain", show_default=False)] = None,
+    debug: Debug = False,
+) -> None:
+    """List the methods, or explain one: what it does, where in a round it acts, its options and its paper."""
+    from isofed import commands
+
+    commands.methods(console, name)
+
+
+@command
+def data(words: Words = None, debug: Debug = False) -> None:
+    """Show what a data set holds and how it is split, as a table and, with picture=FILE, as a chart.
+
+    [bold]Examples[/]
+
+      isofed data                                            (what there is)
+
+      isofed data digits partition=dirichlet:0.05 clients=10 picture=split.png
+
+      isofed data path/to/pictures partition=domain          (your own)
+    """
+    from isofed import commands
+
+    commands.data(console, words or [])
+
+
+@command
+def settings(debug: Debug = False) -> None:
+    """List every setting of a run with its default and meaning."""
+    from isofed import commands
+
+    commands.settings(console)
+
+
+def _version(show: bool) -> None:
+    if show:
+        from isofed import __version__
+
+        console.print(f"isofed {__version__}", highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="show the version")
+    ] = False,
+) -> None:
+    """Federated learning on data that differ from client to client."""
+
+
+def main() -> None:
+    """The entry point of the ``isofed`` command."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,318 @@
+"""What each command of the command line does."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import shlex
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from isofed import spec, tables
+from isofed.config import Settings, is_setting, read_words
+from isofed.config import settings as make_settings
+from isofed.data import load, sources
+from isofed.data import partition as partitions
+from isofed.data.describe import domains_of, picture, table
+from isofed.display import CompareDisplay, RunDisplay, duration, percent, simple_table, text_table
+from isofed.engine.world import World
+from isofed.errors import RunError, UserError
+from isofed.experiments import Batch, plan_comparison, plan_tuning, run_all, seeds_of
+from isofed.federation import Federation
+from isofed.methods import Method, find, names
+from isofed.methods import parse as parse_method
+from isofed.result import Result
+
+PLACES = (
+    *("build", "share", "send", "plan", "begin", "end", "batch", "base", "loss", "around", "gradient"),
+    *("combine", "aggregate", "evaluated", "answer"),
+)
+
+
+def run(console: Console, words: Sequence[str], resume: str | None, quiet: bool) -> None:
+    """One run, new or resumed."""
+    values = read_words(words)
+    display = RunDisplay(console, quiet)
+    if resume is not None:
+        values.pop("out", None)
+        federation, folder = Federation.resume(resume, **values), Path(resume)
+    else:
+        out = values.pop("out", None)
+        checked = make_settings(values)
+        folder = Path(str(out)) if out else _new_folder(checked)
+        federation = Federation(out=folder, **values)
+    with _interruptible(f"isofed run --resume {shlex.quote(str(folder))}"), display.showing():
+        result = federation.fit(display)
+    _print_result(console, result, folder)
+
+
+def _new_folder(s: Settings) -> Path:
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    stem = "".join(c if c.isalnum() or c in "+-." else "-" for c in f"{s.method}-{Path(s.data).stem}")[:60]
+    folder = Path("runs") / f"{stamp}-{stem}"
+    for n in range(2, 100):
+        if not folder.exists():
+            break
+        folder = Path("runs") / f"{stamp}-{stem}-{n}"
+    return folder
+
+
+def _print_result(console: Console, result: Result, folder: Path) -> None:
+    sent = (result.bytes_up + result.bytes_down) / 1e6
+    console.print(
+        f"test accuracy [bold]{percent(result.accuracy)} %[/] after {result.rounds} rounds, "
+        f"best {percent(result.best_accuracy)} %; {duration(result.seconds)} of training, {sent:.1f} MB sent",
+        highlight=False,
+    )
+    if result.rounds_to_target is not None:
+        console.print(f"the target was reached in round {result.rounds_to_target}", highlight=False)
+    if result.events:
+        console.print(f"{result.events} events are recorded in {folder / 'metrics.jsonl'}", highlight=False)
+    console.print(f"recorded in {folder}", highlight=False)
+
+
+def compare(console: Console, words: Sequence[str], quiet: bool) -> None:
+    """Methods over seeds, ending in a table."""
+    methods = [w for w in words if not is_setting(w) and not w.endswith((".yaml", ".yml"))]
+    values = read_words(w for w in words if w not in methods)
+    out = values.pop("out", None)
+    given = values.pop("methods", None) or values.pop("method", None)
+    methods = methods or ([given] if isinstance(given, str) else list(given or []))
+    seeds = seeds_of(values.pop("seeds", 1), spec.convert(values.pop("seed", 0), int, "seed"))
+    plans, root = plan_comparison(methods, seeds, values, out)
+    display = CompareDisplay(console, quiet)
+    with _interruptible("the same command again does what is missing"), display.showing():
+        batch = run_all(plans, display)
+    rows = tables.comparison(batch, list(dict.fromkeys(p.row for p in plans)))
+    s = plans[0].settings
+    more = {"data": s.data, "partition": s.partition, "rounds": s.rounds, "seeds": seeds, "target": s.target}
+    written = tables.write(rows, root, "comparison", more)
+    _print_comparison(console, rows, s, len(seeds))
+    console.print(f"recorded in {root}; this table as {written[0].name} and {written[1].name}", highlight=False)
+    _report_failures(batch)
+
+
+def _print_comparison(console: Console, rows: Sequence[tables.Row], s: Settings, seeds: int) -> None:
+    columns = ["method", "accuracy %", "differ", "95 % interval", "time", "MB"]
+    if s.target is not None:
+        columns.insert(4, f"to {100 * s.target:g} %")
+    out = simple_table(*columns)
+    best = max((r.accuracy for r in rows if r.accuracy is not None), default=None)
+    for r in rows:
+        accuracy = percent(r.accuracy) + (f" ± {100 * r.std:.1f}" if r.std is not None else "")
+        interval = f"{100 * r.low:+.1f} to {100 * r.high:+.1f}" if r.low is not None and r.high is not None else ""
+        cells = [
+            r.method + (f" ({r.failed} failed)" if r.failed else ""),
+            f"[bold]{accuracy}[/]" if r.accuracy == best else accuracy,
+            f"{100 * r.difference:+.1f}{' *' if r.clear else '  '}" if r.difference is not None else "",
+            interval,
+            f"{r.relative_seconds:.2f}x" if r.relative_seconds else "-",
+            f"{r.megabytes_per_round:.2f}" if r.megabytes_per_round is not None else "-",
+        ]
+        if s.target is not None:
+            reached = f" ({r.reached}/{r.seeds})" if r.reached < r.seeds else ""
+            cells.insert(4, f"{r.rounds_to_target:.1f}{reached}" if r.rounds_to_target is not None else "never")
+        out.add_row(*cells)
+    console.print()
+    console.print(out)
+    base = rows[0].method
+    to_target = "" if s.target is None else f" 'To {100 * s.target:g} %' counts rounds (in how many of the seeds)."
+    console.print(
+        f"\n{s.data}, {s.partition}, {s.rounds} rounds; mean ± standard deviation over {seeds} seed{'s'[: seeds > 1]}. "
+        f"'Differ' is to {base}, in points, paired by seed; * marks an interval that excludes zero.{to_target} "
+        f"Time is that of a round relative to {base}'s, MB what all clients send and receive in a round.",
+        highlight=False,
+    )
+
+
+def tune(console: Console, words: Sequence[str], quiet: bool) -> None:
+    """A grid on the validation part, then the chosen point on the test part."""
+    methods = [w for w in words if not is_setting(w) and "." not in w.partition("=")[0] and not w.endswith(".yaml")]
+    method_options = [w for w in words if not is_setting(w) and w not in methods and not w.endswith(".yaml")]
+    plain = read_words(w for w in words if w not in methods and w not in method_options)
+    method = methods[0] if methods else plain.pop("method", None)
+    if method is None or len(methods) > 1:
+        raise UserError("tune takes one method, for example: isofed tune fedprox lr=0.01,0.1")
+    out = plain.pop("out", None)
+    seeds = seeds_of(plain.pop("seeds", 1), spec.convert(plain.pop("seed", 0), int, "seed"))
+    grid = {k: _values(v) for k, v in plain.items() if len(_values(v)) > 1}
+    grid |= {k: _values(v) for k, _, v in (w.partition("=") for w in method_options)}
+    values = {k: v for k, v in plain.items() if k not in grid}
+    plans, root = plan_tuning(method, grid, seeds, values, Path(str(out)) if out else None)
+    display = CompareDisplay(console, quiet)
+    with _interruptible("the same command again does what is missing"), display.showing():
+        batch = run_all(plans, display)
+    trials = tables.tuning(batch, list(dict.fromkeys(p.row for p in plans)))
+    _print_trials(console, trials, len(seeds))
+    chosen = next(t for t in trials if t.chosen)
+    finals = _final_plans(plans, chosen.setting, root)
+    display = CompareDisplay(console, quiet=True)
+    with _interruptible("the same command again does what is missing"), display.showing():
+        final = run_all(finals, display)
+    row = tables.comparison(final, [finals[0].row])[0]
+    spread = f" ± {100 * row.std:.1f}" if row.std is not None else ""
+    console.print(
+        f"\nchosen: [bold]{chosen.setting}[/]; trained on the whole training part, its test accuracy is "
+        f"[bold]{percent(row.accuracy)}{spread} %[/]",
+        highlight=False,
+    )
+    more = {"method": str(method), "chosen": chosen.setting, "test_accuracy": row.accuracy, "seeds": seeds}
+    tables.write(trials, root, "tuning", more)
+    console.print(f"recorded in {root}", highlight=False)
+    _report_failures(batch)
+
+
+def _values(given: Any) -> list[str]:
+    if isinstance(given, list):
+        return [str(v) for v in given]
+    # Commas inside an option text (dirichlet:alpha=0.1,min=5) belong to it and do not make a list.
+    text = str(given)
+    return [text] if ":" in text else [v.strip() for v in text.split(",") if v.strip()]
+
+
+def _final_plans(plans: Sequence[Any], chosen: str, root: Path) -> list[Any]:
+    return [
+        dataclasses.replace(
+            p,
+            settings=make_settings({**dict(p.settings), "validation": 0.0, "final_test": True}),
+            folder=root / "chosen" / p.folder.parent.name / f"seed-{p.settings.seed}",
+        )
+        for p in plans
+        if p.row == chosen
+    ]
+
+
+def _print_trials(console: Console, trials: Sequence[tables.Trial], seeds: int) -> None:
+    out = simple_table("setting", "validation accuracy %", "")
+    for t in trials:
+        spread = f" ± {100 * t.std:4.1f}" if t.std is not None else ""
+        failed = f"{t.failed} of {seeds} failed" if t.failed else ""
+        out.add_row(t.setting, percent(t.validation_accuracy) + spread, "chosen" if t.chosen else failed)
+    console.print()
+    console.print(out)
+
+
+def _report_failures(batch: Batch) -> None:
+    count = sum(len(by_seed) for by_seed in batch.failures.values())
+    if count:
+        row, by_seed = next(iter(batch.failures.items()))
+        raise RunError(
+            f"{count} of the runs could not be finished; '{row}' stopped because {next(iter(by_seed.values()))}"
+        )
+
+
+def methods(console: Console, name: str | None) -> None:
+    """The list of methods, or one explained."""
+    if name is not None:
+        _explain(console, name)
+        return
+    out = text_table("method", "what it does", "options")
+    for each in names():
+        cls = find(each)[1]
+        out.add_row(each, (inspect.getdoc(cls) or "").split("\n")[0], _options(cls))
+    console.print(out)
+    console.print(
+        "\nJoin methods with '+': fedprox:mu=0.1+fedbn. `isofed methods NAME` explains one. "
+        "Your own: path/to/file.py:Class.",
+        highlight=False,
+    )
+
+
+def _explain(console: Console, name: str) -> None:
+    for part, method in parse_method(name).parts:
+        cls = type(method)
+        console.print(f"[bold]{part}[/]", highlight=False)
+        console.print(inspect.getdoc(cls) or "", highlight=False, markup=False)
+        console.print(f"\nacts at: {', '.join(places(cls)) or 'nothing but the plain round'}", highlight=False)
+        for f in dataclasses.fields(cls):
+            console.print(f"option:  {f.name} = {spec.show(getattr(method, f.name))}", highlight=False)
+        if cls.paper:
+            console.print(f"paper:   {cls.paper}", highlight=False, markup=False)
+        console.print()
+
+
+def places(cls: type[Method]) -> list[str]:
+    """Where in a round a method acts: the hooks that it writes itself."""
+    return [h for h in PLACES if getattr(cls, h) is not getattr(Method, h)] + (["pooled"] if cls.pooled else [])
+
+
+def _options(cls: type[Method]) -> str:
+    return ", ".join(f"{f.name}={spec.show(f.default)}" for f in dataclasses.fields(cls))
+
+
+def data(console: Console, words: Sequence[str]) -> None:
+    """What a data set holds and who gets what."""
+    given = [w for w in words if not is_setting(w) and not w.endswith((".yaml", ".yml"))]
+    values = read_words(w for w in words if w not in given)
+    chart = values.pop("picture", None)
+    if given:
+        values["data"] = given[0]
+    if "data" not in values:
+        out = text_table("data", "what it is")
+        for name, summary in sources().items():
+            out.add_row(name, summary)
+        console.print(out)
+        out = text_table("partition", "what it is")
+        for name, summary in partitions.kinds().items():
+            out.add_row(name, summary)
+        console.print()
+        console.print(out)
+        console.print("\nShow a split: isofed data digits partition=dirichlet:0.1 clients=10", highlight=False)
+        return
+    s = make_settings(values)
+    with console.status("reading the data"):
+        world = World.create(s, load(s.data, s.root))
+    _print_split(console, world)
+    if chart:
+        counts = partitions.counts(world.clients, world.parts["train"].labels, len(world.dataset.classes))
+        title = f"{world.dataset.name}, {s.partition}, seed {s.seed}"
+        console.print(f"\npicture: {picture(counts, world.dataset.classes, str(chart), title)}", highlight=False)
+
+
+def _print_split(console: Console, world: World) -> None:
+    dataset, train = world.dataset, world.parts["train"]
+    channels, height, width = dataset.shape
+    parts = ", ".join(f"{len(part):,} {name}" for name, part in world.parts.items())
+    console.print(
+        f"[bold]{dataset.name}[/]: {parts}; {len(dataset.classes)} classes; pictures {height}x{width}"
+        f"x{channels}{'; domains ' if dataset.domains else ''}{', '.join(dataset.domains)}",
+        highlight=False,
+    )
+    console.print(f"split: {world.settings.partition}, seed {world.settings.seed}\n", highlight=False)
+    counts = partitions.counts(world.clients, train.labels, len(dataset.classes))
+    domains = None
+    if train.domains is not None:
+        domains = domains_of(partitions.counts(world.clients, train.domains, len(dataset.domains)), dataset.domains)
+    made = table(counts, dataset.classes, domains)
+    out = simple_table(*made.columns, *([""] if console.width >= 100 else []))
+    out.padding = (0, 1, 0, 0)
+    largest = max(1, int(counts.sum(1).max()))
+    sizes = {str(c): int(n) for c, n in enumerate(counts.sum(1))}
+    for row in made.rows:
+        bar = "█" * int(np.ceil(12 * sizes[row[0]] / largest)) if row[0] in sizes else ""
+        out.add_row(*row, *([f"{bar:<12}"] if console.width >= 100 else []))
+    console.print(out)
+
+
+def settings(console: Console) -> None:
+    """Every setting with its default."""
+    out = text_table("setting", "default", "what it means")
+    for name, field in Settings.model_fields.items():
+        out.add_row(name, spec.show(field.default), field.description or "")
+    out.add_row("out", "a new folder in runs/", "the run folder")
+    console.print(out)
+
+
+@contextmanager
+def _interruptible(how: str) -> Iterator[None]:
+    """Ctrl-C says how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"Nothing that was finished is lost; to go on: {how}") from None

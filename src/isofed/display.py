@@ -1,0 +1,222 @@
+"""What a person sees while runs go on: live tables on a terminal, a few plain lines anywhere else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from isofed.experiments import BatchWatcher, Plan
+from isofed.federation import Federation
+from isofed.result import Result
+
+
+def percent(value: float | None) -> str:
+    """``87.3`` for 0.873; a dash for what is not known."""
+    return "-" if value is None else f"{100 * value:.1f}"
+
+
+def duration(seconds: float) -> str:
+    """``42 s``, ``3:05``, ``1:02:03``."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    return f"{minutes}:{rest:02d}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
+
+
+def simple_table(*columns: str, title: str | None = None) -> Table:
+    """A table with the first column to the left and numbers to the right."""
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for n, column in enumerate(columns):
+        table.add_column(column, justify="left" if n == 0 else "right", no_wrap=True)
+    return table
+
+
+def text_table(*columns: str) -> Table:
+    """A table of words: everything to the left, long texts wrapped."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for n, column in enumerate(columns):
+        table.add_column(column, no_wrap=n == 0)
+    return table
+
+
+class Clock:
+    """Time left, from the work done since the start."""
+
+    def __init__(self) -> None:
+        self._began, self._done = time.monotonic(), 0.0
+
+    def left(self, done: float, total: float) -> str:
+        spent = time.monotonic() - self._began
+        return duration(spent / done * (total - done)) if done > 0 and spent > 0.5 else "-"
+
+
+class RunDisplay(BatchWatcher):
+    """Shows one run: a live line on a terminal, otherwise about ten plain lines."""
+
+    def __init__(self, console: Console, quiet: bool = False) -> None:
+        self.console, self.quiet = console, quiet
+        self._live: Live | None = None
+
+    @contextmanager
+    def showing(self) -> Iterator[RunDisplay]:
+        """Show progress for the time of a block."""
+        if self.console.is_terminal and not self.quiet:
+            with Live(console=self.console, refresh_per_second=8, transient=True) as self._live:
+                yield self
+            self._live = None
+        else:
+            yield self
+
+    def start(self, run: Federation) -> None:
+        s = run.settings
+        self._clock, self._total, self._first = Clock(), s.rounds, run.round
+        self._line: dict[str, Any] = run.history[-1] if run.history else {"round": 0}
+        self._clients = (0, 1)
+        for note in notes_about(run):
+            self.note(note)
+        if not self.quiet:
+            clients = len(run.world.clients)
+            self.console.print(
+                f"[bold]{s.method}[/] on {run.world.dataset.name}: {clients} client{'s'[: clients > 1]} "
+                f"({s.partition if not s.method.pooled else 'pooled'}), {s.model}, {s.rounds} rounds, seed {s.seed}",
+                highlight=False,
+            )
+        if run.round and not self.quiet:
+            self.console.print(f"going on after round {run.round}")
+
+    def client(self, done: int, of: int) -> None:
+        self._clients = (done, of)
+        self._refresh()
+
+    def round(self, line: dict[str, Any]) -> None:
+        if line.get("accuracy") is None:  # not judged this time: show the last that was
+            line = {**line, "accuracy": self._line.get("accuracy"), "loss": self._line.get("loss")}
+        self._line, self._clients = line, (0, 1)
+        for event in line.get("events", []):
+            self.note(f"round {line['round']}: client {event['client']} {event['event']}")
+        every = max(1, self._total // 10)
+        if self._live is None and not self.quiet and (line["round"] % every == 0 or line["round"] == self._total):
+            self.console.print(self._text(), highlight=False)
+        self._refresh()
+
+    def _text(self) -> str:
+        line, (done, of) = self._line, self._clients
+        progress = line["round"] - self._first + done / of
+        left = self._clock.left(progress, self._total - self._first)
+        accuracy, loss = percent(line.get("accuracy")), _number(line.get("loss"))
+        number = f"{line['round']:>{len(str(self._total))}}/{self._total}"
+        return f"round {number}   accuracy {accuracy:>5} %   loss {loss}   {left} left"
+
+    def _refresh(self) -> None:
+        if self._live is not None:
+            self._live.update(self._text())
+
+    def note(self, text: str) -> None:
+        self.console.print(f"[yellow]note:[/] {text}", highlight=False)
+
+
+class CompareDisplay(BatchWatcher):
+    """Shows many runs: a row per method on a terminal, otherwise a line per finished run."""
+
+    def __init__(self, console: Console, quiet: bool = False) -> None:
+        self.console, self.quiet = console, quiet
+        self._live: Live | None = None
+
+    @contextmanager
+    def showing(self) -> Iterator[CompareDisplay]:
+        """Show progress for the time of a block."""
+        if self.console.is_terminal and not self.quiet:
+            with Live(console=self.console, refresh_per_second=8, transient=True) as self._live:
+                yield self
+            self._live = None
+        else:
+            yield self
+
+    def batch(self, plans: Sequence[Plan]) -> None:
+        self._rows = list(dict.fromkeys(p.row for p in plans))
+        self._runs = {row: sum(1 for p in plans if p.row == row) for row in self._rows}
+        self._finished: dict[str, list[float]] = {row: [] for row in self._rows}
+        self._total, self._done, self._now = float(len(plans)), 0.0, 0.0
+        self._clock = Clock()
+        self._current, self._accuracy = "", {row: None for row in self._rows}
+
+    def run(self, plan: Plan) -> None:
+        self._current, self._now, self._seed = plan.row, 0.0, plan.settings.seed
+        self._rounds, self._began = plan.settings.rounds, time.monotonic()
+        self._refresh()
+
+    def start(self, run: Federation) -> None:
+        for note in notes_about(run):
+            self.note(f"{self._current}, seed {self._seed}: {note}")
+
+    def client(self, done: int, of: int) -> None:
+        self._refresh()
+
+    def round(self, line: dict[str, Any]) -> None:
+        self._now = line["round"] / self._rounds
+        if line.get("accuracy") is not None:
+            self._accuracy[self._current] = line["accuracy"]
+        for event in line.get("events", []):
+            self.note(
+                f"{self._current}, seed {self._seed}, round {line['round']}: client {event['client']} {event['event']}"
+            )
+        self._refresh()
+
+    def end(self, result: Result) -> None:
+        self._finished[self._current].append(result.accuracy)
+        self._advance(f"accuracy {percent(result.accuracy):>5} %")
+
+    def failed(self, plan: Plan, why: str) -> None:
+        self.note(f"{plan.row}, seed {plan.settings.seed} stopped: {why}")
+        self._advance("failed")
+
+    def _advance(self, outcome: str) -> None:
+        self._done, self._now = self._done + 1, 0.0
+        if self._live is None and not self.quiet:
+            left = self._clock.left(self._done, self._total)
+            width = max(map(len, self._rows))
+            self.console.print(
+                f"[{int(self._done):>{len(str(int(self._total)))}}/{int(self._total)}] {self._current:<{width}}  "
+                f"seed {self._seed}  {outcome}  {left} left",
+                highlight=False,
+                markup=False,
+            )
+        self._refresh()
+
+    def _refresh(self) -> None:
+        if self._live is None:
+            return
+        table = simple_table("", "runs", "accuracy now", "progress")
+        for row in self._rows:
+            done, of = len(self._finished[row]), self._runs[row]
+            share = (done + (self._now if row == self._current else 0)) / of
+            mark = "[bold]> " if row == self._current else "  "
+            bar = "#" * round(20 * share) + "." * (20 - round(20 * share))
+            table.add_row(f"{mark}{row}", f"{done}/{of}", percent(self._accuracy[row]), bar)
+        left = self._clock.left(self._done + self._now, self._total)
+        table.caption = f"{int(self._done)} of {int(self._total)} runs, {left} left"
+        self._live.update(table)
+
+    def note(self, text: str) -> None:
+        self.console.print(f"[yellow]note:[/] {text}", highlight=False)
+
+
+def notes_about(run: Federation) -> list[str]:
+    """What a person should know about a split before reading its numbers."""
+    s, sizes = run.settings, [len(c) for c in run.world.clients]
+    notes = []
+    small = sum(1 for n in sizes if 0 < n < s.batch_size)
+    if s.last_batch == "drop" and small:
+        notes.append(f"{small} of {len(sizes)} clients have less than one batch and take no step (last_batch=drop)")
+    return notes
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"

@@ -1,0 +1,213 @@
+"""Many runs as one: comparing methods over seeds, and tuning settings on a validation part.
+
+Both keep every run in a folder of its own and do only what is missing there, so a command that was interrupted, or
+is given one more method or seed, goes on from where it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from isofed import spec
+from isofed.config import Settings
+from isofed.config import settings as make_settings
+from isofed.data import Dataset, load
+from isofed.engine.workers import Pool
+from isofed.errors import RunError, UserError, unknown
+from isofed.federation import Federation, available_cores, may_use_workers
+from isofed.progress import Watcher
+from isofed.records import RunFolder
+from isofed.result import Result
+
+_HOW = {"executor", "workers", "device"}  # settings that say how a run is computed, not what it computes
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One run to be made: its row in the table, its settings and its folder."""
+
+    row: str
+    settings: Settings
+    folder: Path
+
+
+@dataclass
+class Batch:
+    """Runs that have been made, by row and seed; ``failures`` holds the sentence of those that could not be."""
+
+    results: dict[str, dict[int, Result]] = field(default_factory=dict)
+    failures: dict[str, dict[int, str]] = field(default_factory=dict)
+
+
+class BatchWatcher(Watcher):
+    """A watcher that also hears which run is meant."""
+
+    def batch(self, plans: Sequence[Plan]) -> None:
+        """All runs of the batch."""
+
+    def run(self, plan: Plan) -> None:
+        """The run that the next calls are about."""
+
+    def failed(self, plan: Plan, why: str) -> None:
+        """The run could not be finished."""
+
+
+def seeds_of(given: Any, first: int = 0) -> list[int]:
+    """``3`` means three seeds from the first on; ``1,5,9`` or a list means those."""
+    if isinstance(given, (list, tuple)):
+        return [spec.convert(s, int, "seeds") for s in given]
+    if "," in str(given):
+        return seeds_of([s for s in str(given).split(",") if s.strip()])
+    count = spec.convert(given, int, "seeds")
+    if count < 1:
+        raise UserError(f"seeds must be at least 1, not {count}")
+    return list(range(first, first + count))
+
+
+def plan_comparison(
+    methods: Sequence[Any], seeds: Sequence[int], values: Mapping[str, Any], out: str | Path | None
+) -> tuple[list[Plan], Path]:
+    """The runs of a comparison, every one of them checked before the first starts."""
+    if not methods:
+        raise UserError("a comparison needs at least one method, for example: isofed compare fedavg fedprox seeds=3")
+    built = [make_settings({**values, "method": m, "seed": s}) for s in seeds for m in methods]
+    rows = [str(s.method) for s in built]
+    names = rows[: len(methods)]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"the method '{name}' is given twice; name each method once")
+    root = Path(out) if out else Path("runs") / f"compare-{_short([built[0].to_dict() | {'method': ''}])}"
+    plans = [Plan(row, s, root / _slug(row) / f"seed-{s.seed}") for row, s in zip(rows, built, strict=True)]
+    return plans, root
+
+
+def plan_tuning(
+    method: Any, grid: Mapping[str, Sequence[str]], seeds: Sequence[int], values: Mapping[str, Any], out: Path | None
+) -> tuple[list[Plan], Path]:
+    """A run for each point of a grid and each seed, judged on a validation part; the test part is left alone."""
+    if not grid:
+        raise UserError("nothing to tune: give at least one setting several values, such as lr=0.01,0.03,0.1")
+    base = {"validation": 0.1, **values, "final_test": False}
+    if not float(spec.convert(base["validation"], float, "validation")) > 0:
+        raise UserError("tuning needs a validation part; leave validation out (0.1 is then held out) or set it above 0")
+    points = [dict(zip(grid, point, strict=True)) for point in itertools.product(*grid.values())]
+    plans = []
+    for point in points:
+        row = " ".join(f"{k}={v}" for k, v in point.items())
+        for seed in seeds:
+            changed = apply_point({**base, "method": method, "seed": seed}, point)
+            plans.append(Plan(row, make_settings(changed), Path(_slug(row)) / f"seed-{seed}"))
+    digest = _short([p.settings.to_dict() for p in plans[:1]] + [dict(grid)])
+    root = Path(out) if out else Path("runs") / f"tune-{digest}"
+    return [Plan(p.row, p.settings, root / p.folder) for p in plans], root
+
+
+def apply_point(values: Mapping[str, Any], point: Mapping[str, str]) -> dict[str, Any]:
+    """Settings with a grid point put in; ``fedprox.mu`` means the option ``mu`` of the part ``fedprox``."""
+    changed = dict(values)
+    for key, value in point.items():
+        part, dot, option = key.partition(".")
+        if not dot:
+            changed[key] = value
+            continue
+        choices = spec.parse(changed["method"], "method")
+        names = [c.name for c in choices]
+        if part not in names:
+            raise unknown(f"part of the method '{changed['method']}' called", part, names)
+        changed["method"] = "+".join(str(_with(c, option, value) if c.name == part else c) for c in choices)
+    return changed
+
+
+def _with(choice: spec.Choice, option: str, value: str) -> spec.Choice:
+    others = [(k, v) for k, v in choice.options if k != option]
+    return spec.Choice(choice.name, (*others, (option, value)))
+
+
+def run_all(plans: Sequence[Plan], watcher: BatchWatcher) -> Batch:
+    """Make every run that is not there yet; a run that fails does not stop the others."""
+    batch = Batch()
+    watcher.batch(plans)
+    data = _Data()
+    with _pool(plans) as pool:
+        for plan in plans:
+            watcher.run(plan)
+            try:
+                result = _run(plan, data, pool, watcher)
+            except RunError as error:
+                batch.failures.setdefault(plan.row, {})[plan.settings.seed] = str(error)
+                watcher.failed(plan, str(error))
+            else:
+                batch.results.setdefault(plan.row, {})[plan.settings.seed] = result
+    if not batch.results:
+        raise RunError(f"not one run could be finished; the first stopped because {next(_failures(batch))}")
+    return batch
+
+
+def _failures(batch: Batch) -> Iterator[str]:
+    for by_seed in batch.failures.values():
+        yield from by_seed.values()
+
+
+def _run(plan: Plan, data: _Data, pool: Pool | None, watcher: Watcher) -> Result:
+    how = {k: getattr(plan.settings, k) for k in _HOW}
+    if (plan.folder / "config.yaml").exists():
+        folder = RunFolder.open(plan.folder)
+        wanted = json.loads(json.dumps(plan.settings.to_dict()))
+        for key, value in folder.config.items():
+            if key not in _HOW and wanted.get(key) != value:
+                raise UserError(
+                    f"{plan.folder} holds a run with {key}={spec.show(value)}, not {spec.show(wanted.get(key))}; "
+                    "choose another out="
+                )
+        done = folder.result()
+        if done is not None:
+            result = Result.from_dict(done, folder.metrics(), folder.path)
+            watcher.end(result)
+            return result
+        return Federation.resume(plan.folder, dataset=data.get(plan.settings), pool=pool, **how).fit(watcher)
+    dataset = data.get(plan.settings)
+    return Federation(out=plan.folder, dataset=dataset, pool=pool, **dict(plan.settings)).fit(watcher)
+
+
+class _Data:
+    """The last data set that was needed, so that it is read once for many runs."""
+
+    def __init__(self) -> None:
+        self._key: tuple[str, str | None] | None = None
+        self._dataset: Dataset | None = None
+
+    def get(self, s: Settings) -> Dataset:
+        if self._dataset is None or self._key != (s.data, s.root):
+            self._dataset, self._key = load(s.data, s.root), (s.data, s.root)
+        return self._dataset
+
+
+@contextmanager
+def _pool(plans: Sequence[Plan]) -> Iterator[Pool | None]:
+    """One set of worker processes for all runs, if any of them may use it and there is enough to do."""
+    missing = [p for p in plans if not (p.folder / "result.json").exists()]
+    if not any(may_use_workers(p.settings) for p in missing):
+        yield None
+        return
+    pool = Pool(missing[0].settings.workers or available_cores())
+    try:
+        yield pool
+    finally:
+        pool.close()
+
+
+def _slug(text: str) -> str:
+    """A text as a folder name that still tells a person what it is."""
+    plain = "".join(c if c.isalnum() or c in "+=.,-" else "_" for c in text.replace(":", "-").replace(" ", ","))
+    return plain if len(plain) <= 80 else f"{plain[:60]}-{_short([text])}"
+
+
+def _short(things: list[Any]) -> str:
+    return hashlib.blake2b(json.dumps(things, sort_keys=True, default=str).encode(), digest_size=4).hexdigest()

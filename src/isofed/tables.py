@@ -1,0 +1,131 @@
+"""The tables that a comparison and a tuning end with, as plain rows, JSON and CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from isofed.experiments import Batch
+from isofed.files import write_atomic
+from isofed.result import Result
+from isofed.stats import mean_std, paired_difference
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method of a comparison. Differences are to the first method, over the seeds that both have."""
+
+    method: str
+    seeds: int = 0
+    accuracy: float | None = None
+    std: float | None = None
+    difference: float | None = None
+    low: float | None = None
+    high: float | None = None
+    rounds_to_target: float | None = None
+    reached: int = 0
+    seconds_per_round: float | None = None
+    relative_seconds: float | None = None
+    megabytes_per_round: float | None = None
+    failed: int = 0
+    events: int = 0
+
+    @property
+    def clear(self) -> bool:
+        """Whether the confidence interval of the difference excludes zero."""
+        return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
+
+
+def comparison(batch: Batch, methods: Sequence[str], level: float = 0.95) -> list[Row]:
+    """One row per method, in the given order."""
+    first = batch.results.get(methods[0], {})
+    base_seconds = _seconds(list(first.values()))
+    rows = []
+    for method in methods:
+        results = batch.results.get(method, {})
+        failed = len(batch.failures.get(method, {}))
+        if not results:
+            rows.append(Row(method, failed=failed))
+            continue
+        mean, std = mean_std([r.accuracy for r in results.values()])
+        common = sorted(set(results) & set(first))
+        paired = None
+        if method != methods[0] and common:
+            pairs = [results[s].accuracy for s in common], [first[s].accuracy for s in common]
+            paired = paired_difference(*pairs, level=level)
+        reached = [r.rounds_to_target for r in results.values() if r.rounds_to_target is not None]
+        seconds = _seconds(list(results.values()))
+        rows.append(
+            Row(
+                method,
+                seeds=len(results),
+                accuracy=mean,
+                std=std,
+                difference=paired.mean if paired else None,
+                low=paired.low if paired else None,
+                high=paired.high if paired else None,
+                rounds_to_target=sum(reached) / len(reached) if reached else None,
+                reached=len(reached),
+                seconds_per_round=seconds,
+                relative_seconds=seconds / base_seconds if seconds and base_seconds else None,
+                megabytes_per_round=sum((r.bytes_up + r.bytes_down) / r.rounds for r in results.values())
+                / len(results)
+                / 1e6,
+                failed=failed,
+                events=sum(r.events for r in results.values()),
+            )
+        )
+    return rows
+
+
+def _seconds(results: list[Result]) -> float | None:
+    """The median round: a pause of the machine, or the first round's warming up, should not decide a comparison."""
+    rounds = [line["seconds"] for r in results for line in r.history]
+    return median(rounds) if rounds else None
+
+
+def write(rows: Sequence[Any], folder: Path, name: str, more: dict[str, Any]) -> tuple[Path, Path]:
+    """The rows as ``name.json`` and ``name.csv`` in a folder."""
+    plain = [asdict(r) for r in rows]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(plain[0]))
+    writer.writeheader()
+    writer.writerows(plain)
+    write_atomic(folder / f"{name}.json", (json.dumps({**more, "rows": plain}, indent=2) + "\n").encode())
+    write_atomic(folder / f"{name}.csv", text.getvalue().encode())
+    return folder / f"{name}.json", folder / f"{name}.csv"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One point of a grid, judged on the validation part."""
+
+    setting: str
+    seeds: int
+    validation_accuracy: float | None
+    std: float | None
+    failed: int
+    chosen: bool = False
+
+
+def tuning(batch: Batch, settings: Sequence[str]) -> list[Trial]:
+    """One row per grid point; the best mean is chosen, the earlier one where two are equal.
+
+    A point that failed on any seed is not chosen: its mean would be over other seeds than those of its rivals.
+    """
+    trials = []
+    for setting in settings:
+        results = batch.results.get(setting, {})
+        failed = len(batch.failures.get(setting, {}))
+        mean, std = mean_std([r.accuracy for r in results.values()]) if results else (None, None)
+        trials.append(Trial(setting, len(results), mean, std, failed))
+    able = [t for t in trials if t.validation_accuracy is not None and not t.failed]
+    able = able or [t for t in trials if t.validation_accuracy is not None]
+    best = max(able, key=lambda t: t.validation_accuracy or 0.0)
+    return [Trial(**{**asdict(t), "chosen": t is best}) for t in trials]
