@@ -203,6 +203,24 @@ def test_pathological_deals_classes_at_random() -> None:
     assert len(hands) == 15, "every pair of six classes turns up"
 
 
+def test_the_odd_samples_go_to_any_client() -> None:
+    sizes = {tuple(map(len, split("pathological:1", part(6, 1), 4, 1, seed))) for seed in range(60)}
+    assert len(sizes) == 6, "two of four clients get one more, and every pair of them does in some split"
+
+
+@pytest.mark.parametrize("text", ["iid", "dirichlet:1", "pathological:2", "domain", "quantity:1"])
+def test_which_samples_a_client_gets_does_not_follow_their_order(text: str) -> None:
+    """Data are often sorted by person or by day, and a client must not get a run of them."""
+    data = part(1200, 4, domains=2)
+    parts = split(text, data, 4, 4, 0, ("a", "b"))
+    for places in parts:
+        for label in range(4):
+            mine = np.sort(places[data.labels.numpy()[places] == label])
+            if len(mine) >= 30:
+                assert np.ptp(mine) > 900
+                assert 300 < mine.mean() < 900
+
+
 def test_pathological_refuses_the_impossible() -> None:
     data = part(100, 10)
     with pytest.raises(UserError, match="11 classes a client, but the data have 10"):

@@ -7,7 +7,7 @@ logits, or on the head itself. Every network of the package is a :class:`Network
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -51,7 +51,7 @@ def norm_layer(text: str) -> Callable[[int], nn.Module]:
     choice = parse_one(text, "norm")
     values = [str(v) for _, v in choice.options]
     if choice.name == "batch" and not values:
-        return batch_norm
+        return BatchNorm2d
     if choice.name == "none" and not values:
         return lambda channels: nn.Identity()
     if choice.name == "group" and len(values) == 1 and values[0].isdigit() and int(values[0]) > 0:
@@ -68,11 +68,20 @@ def norm_layer(text: str) -> Callable[[int], nn.Module]:
     raise UserError(f"norm must be 'batch', 'group:N' (N groups) or 'none', not '{text}'")
 
 
-def batch_norm(channels: int) -> nn.Module:
-    """Batch norm without its batch counter, which nothing reads and every step would have to raise."""
-    layer = nn.BatchNorm2d(channels)
-    layer.num_batches_tracked = None
-    return layer
+class BatchNorm2d(nn.BatchNorm2d):
+    """Batch norm without its batch counter, which nothing reads and every step would have to raise.
+
+    Weights with or without a counter load into it.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels)
+        self.num_batches_tracked = None
+
+    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *rest: Any) -> None:
+        state_dict.pop(prefix + "num_batches_tracked", None)
+        # Past the parent class, which would ask for the counter.
+        nn.Module._load_from_state_dict(self, state_dict, prefix, *rest)
 
 
 def has_batch_norm(network: nn.Module) -> bool:

@@ -1,0 +1,137 @@
+"""Exact sums: every order gives the same bits, and the value is right."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from isofed.engine.exact import LIMIT, ExactSum, fits
+
+QUICK = settings(max_examples=60, deadline=None)
+
+
+def total(values: list[torch.Tensor], weights: list[float], expected: float | None = None) -> ExactSum:
+    made = ExactSum(sum(weights) if expected is None else expected)
+    for value, weight in zip(values, weights, strict=True):
+        made.add(value, weight)
+    return made
+
+
+def drawn(seed: int, count: int, size: int, low: float, high: float) -> list[torch.Tensor]:
+    """Values of either sign with magnitudes from 2^low to 2^high, different in each element and each term."""
+    rng = np.random.default_rng(seed)
+    values = rng.choice([-1.0, 1.0], (count, size)) * 2.0 ** rng.uniform(low, high, (count, size))
+    return [torch.from_numpy(v.astype(np.float32)) for v in values]
+
+
+@QUICK
+@given(
+    seed=st.integers(0, 2**32),
+    count=st.integers(1, 40),
+    low=st.floats(-60, 30),
+    span=st.floats(0, 90),
+    uniform=st.booleans(),
+)
+def test_any_order_gives_the_same_bits(seed: int, count: int, low: float, span: float, uniform: bool) -> None:
+    values = drawn(seed, count, 64, low, min(low + span, 37.9))
+    rng = np.random.default_rng(seed + 1)
+    weights = [1.0] * count if uniform else [float(n) for n in rng.integers(1, 5000, count)]
+    first = total(values, weights)
+    for _ in range(3):
+        order = rng.permutation(count)
+        again = total([values[i] for i in order], [weights[i] for i in order])
+        assert torch.equal(again.sum(), first.sum())
+        assert torch.equal(again.mean(), first.mean())
+
+
+@pytest.mark.parametrize("count", [4, 10, 100, 1000])
+@pytest.mark.parametrize("same_sign", [False, True])
+def test_any_order_gives_the_same_bits_for_many_clients(count: int, same_sign: bool) -> None:
+    # The hard case: terms of about the grid's coarse unit 2^-12, with bits down to 2^-64, which all add up one way.
+    rng = np.random.default_rng(count)
+    values = rng.uniform(0 if same_sign else -1, 1, (count, 500)) * 2.0**-12 * (1 + rng.uniform(0, 1e-9, (count, 500)))
+    values = values * (2.0 ** math.ceil(math.log2(count)))  # the scaling of ExactSum, undone
+    terms = [torch.from_numpy(v) for v in values]
+    first = total(terms, [1.0] * count).sum()
+    for _ in range(4):
+        order = rng.permutation(count)
+        assert torch.equal(total([terms[i] for i in order], [1.0] * count).sum(), first)
+
+
+@QUICK
+@given(seed=st.integers(0, 2**32), count=st.integers(1, 60), high=st.floats(-30, 37))
+def test_the_sum_is_right(seed: int, count: int, high: float) -> None:
+    values = drawn(seed, count, 16, high - 40, high)
+    weights = [float(n) for n in np.random.default_rng(seed).integers(1, 1000, count)]
+    made = total(values, weights)
+    exact = [
+        sum((Fraction(float(v[i])) * Fraction(w) for v, w in zip(values, weights, strict=True)), Fraction(0))
+        for i in range(16)
+    ]
+    scale = 2.0 ** math.ceil(math.log2(sum(weights)))
+    for found, wanted in zip(made.sum().tolist(), exact, strict=True):
+        # Each term is rounded to 2^-64 of the scaled sum; one more rounding of float64 at the end.
+        assert abs(Fraction(found) - wanted) <= Fraction(count * 2.0**-64 * scale) + abs(wanted) * Fraction(2.0**-51)
+    for found, wanted in zip(made.mean().tolist(), exact, strict=True):
+        assert found == pytest.approx(float(wanted / Fraction(sum(weights))), rel=1e-14, abs=count * 2.0**-63)
+
+
+@QUICK
+@given(st.lists(st.floats(-1e9, 1e9, width=32), min_size=1, max_size=30))
+def test_the_sum_agrees_with_fsum(numbers: list[float]) -> None:
+    found = total([torch.tensor([x]) for x in numbers], [1.0] * len(numbers)).sum()
+    assert float(found) == pytest.approx(math.fsum(numbers), rel=1e-15, abs=len(numbers) * 2.0**-58)
+
+
+def test_a_client_that_fails_only_changes_the_divisor() -> None:
+    a, b = torch.tensor([1.0, -3.0]), torch.tensor([5.0, 7.0])
+    made = total([a, b], [10.0, 30.0], expected=100.0)  # a third client with 60 samples never answered
+    assert made.weight == 40
+    assert made.mean().tolist() == [(10 * 1 + 30 * 5) / 40, (10 * -3 + 30 * 7) / 40]
+
+
+def test_cancellation_leaves_the_small_rest() -> None:
+    made = total([torch.tensor([2.0**37]), torch.tensor([2.0**-40]), torch.tensor([-(2.0**37)])], [1.0] * 3)
+    assert float(made.sum()) == 2.0**-40
+
+
+def test_the_terms_are_not_changed() -> None:
+    value = torch.tensor([1.5, 2.5], dtype=torch.float64)
+    made = ExactSum(4)
+    made.add(value, 3.0)
+    made.add(value)
+    assert value.tolist() == [1.5, 2.5]
+    assert made.sum().tolist() == [6.0, 10.0]
+
+
+def test_the_sum_of_nothing_is_an_error() -> None:
+    with pytest.raises(ValueError, match="sum of nothing"):
+        ExactSum(1.0).sum()
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, LIMIT, -LIMIT, 3e38])
+def test_what_cannot_be_summed_is_refused(bad: float) -> None:
+    good = torch.tensor([0.0, 1.0])
+    assert not fits(good, torch.tensor([1.0, bad, 2.0]))
+    assert not fits(torch.tensor([bad], dtype=torch.float64), good)
+
+
+def test_what_can_be_summed_is_let_through() -> None:
+    below = float(np.nextafter(np.float32(LIMIT), np.float32(0)))
+    assert fits(torch.tensor([below, -below, 0.0, 1e-45]))
+    assert fits(torch.empty(0), torch.zeros(3))
+    assert fits()
+    assert fits(torch.tensor([5], dtype=torch.int64))
+
+
+def test_values_at_the_limit_are_summed_in_range() -> None:
+    below = float(np.nextafter(np.float32(LIMIT), np.float32(0)))
+    for count in (1, 2, 3, 100, 1000):
+        made = total([torch.tensor([below])] * count, [7.0] * count)
+        assert float(made.mean()) == pytest.approx(below, rel=1e-15)
