@@ -1,12 +1,15 @@
-"""Worker processes that all tests share: starting one takes seconds."""
+"""What all tests share: one thread each, because several run side by side, and worker processes, which start slowly."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from isofed.engine.workers import Pool
+
+torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

@@ -272,7 +272,11 @@ def data(console: Console, words: Sequence[str]) -> None:
     if chart:
         counts = partitions.counts(world.clients, world.parts["train"].labels, len(world.dataset.classes))
         title = f"{world.dataset.name}, {s.partition}, seed {s.seed}"
-        console.print(f"\npicture: {picture(counts, world.dataset.classes, str(chart), title)}", highlight=False)
+        try:
+            written = picture(counts, world.dataset.classes, str(chart), title)
+        except OSError as error:
+            raise UserError(f"the picture {chart} cannot be written: {error.strerror}") from None
+        console.print(f"\npicture: {written}", highlight=False)
 
 
 def _print_split(console: Console, world: World) -> None:

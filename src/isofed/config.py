@@ -12,9 +12,12 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from isofed import spec
+from isofed.data.augment import parse as parse_augment
+from isofed.data.partition import parse as parse_partition
 from isofed.errors import UserError, unknown
 from isofed.methods import Composition
 from isofed.methods import parse as parse_method
+from isofed.models.base import norm_layer
 from isofed.plugins import is_file_reference, resolve
 
 _SETTING = re.compile(r"^[A-Za-z_][A-Za-z_0-9]*=")
@@ -94,7 +97,12 @@ class Settings(BaseModel):
             raise UserError(f"{key}={getattr(self, key)} is not part of this version; leave {key} at 'none'")
         if self.executor == "workers" and self.device != "cpu":
             raise UserError("executor=workers trains on the CPU; use executor=serial with device=" + self.device)
+        if self.precision == "tf32" and self.device == "cpu":
+            raise UserError("precision=tf32 is a mode of GPUs; use fp32 or bf16 on the CPU")
         lr_at(self, 1)
+        parse_augment(self.augment)
+        norm_layer(self.norm or "none")
+        parse_partition(self.partition)
         keep_rule(self.keep, "keep")
         keep_rule(self.keep_clients, "keep_clients")
         self.method.check(self)

@@ -28,10 +28,23 @@ class Judge:
         """One evaluation as a record. ``accuracy`` is the number to compare by."""
         part = part or self.part
         line = self._own(part, weights, states) if self._own_models else self._global(part, weights)
-        if self.world.settings.train_loss and part == self.part and not self._own_models:
-            train = self.executor.score("train", np.arange(len(self.world.parts["train"])), weights)
-            line["train_loss"] = train.loss / int(train.seen.sum())
+        if self.world.settings.train_loss and part == self.part:
+            line["train_loss"] = self._train_loss(weights, states)
         return line
+
+    def _train_loss(self, weights: Tensor, states: States) -> float:
+        """The loss on all training samples; where clients have models of their own, of each on its own samples."""
+        if self._own_models:
+            own = [self.executor.score("train", self.world.clients[c], weights, states(c)) for c in self._chosen()]
+            train = sum(own[1:], own[0])
+        else:
+            train = self.executor.score("train", np.arange(len(self.world.parts["train"])), weights)
+        return train.loss / int(train.seen.sum())
+
+    def _chosen(self) -> list[int]:
+        """The clients whose own models are judged: all that have data, or an even selection of many."""
+        clients = [c for c, samples in enumerate(self.world.clients) if len(samples)]
+        return [clients[i] for i in np.linspace(0, len(clients) - 1, min(len(clients), MOST_CLIENTS)).astype(int)]
 
     def _global(self, part: str, weights: Tensor) -> dict[str, Any]:
         """The one global model on the whole part; summed over domains where there are some."""
@@ -45,8 +58,7 @@ class Judge:
 
     def _own(self, part: str, weights: Tensor, states: States) -> dict[str, Any]:
         """Each client's own model, on its own domain where it has one, otherwise on the whole part; then the mean."""
-        clients = [c for c, samples in enumerate(self.world.clients) if len(samples)]
-        chosen = [clients[i] for i in np.linspace(0, len(clients) - 1, min(len(clients), MOST_CLIENTS)).astype(int)]
+        chosen = self._chosen()
         scores = [self.executor.score(part, self._of_client(part, c), weights, states(c)) for c in chosen]
         line = _summary(sum(scores[1:], scores[0]))
         own = [_accuracy(s) for s in scores]

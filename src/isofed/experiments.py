@@ -19,9 +19,10 @@ from isofed import spec
 from isofed.config import Settings
 from isofed.config import settings as make_settings
 from isofed.data import Dataset, load
+from isofed.engine.choose import available_cores, may_use_workers
 from isofed.engine.workers import Pool
 from isofed.errors import RunError, UserError, unknown
-from isofed.federation import Federation, available_cores, may_use_workers
+from isofed.federation import Federation
 from isofed.progress import Watcher
 from isofed.records import RunFolder
 from isofed.result import Result

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,15 @@ def resolve(text: str) -> str:
     """The same reference with an absolute path, so that it still holds in another process or another folder."""
     file, name = text.split(".py:", 1)
     return f"{Path(file + '.py').expanduser().resolve()}:{name}"
+
+
+def shorten(text: str) -> str:
+    """A reference as a person would type it here: relative to this folder where that is shorter."""
+    if not is_file_reference(text):
+        return text
+    file, name = resolve(text).rsplit(":", 1)
+    near = os.path.relpath(file)
+    return f"{near if len(near) < len(file) else file}:{name}"
 
 
 def load_from_file(text: str, kind: str) -> Any:

@@ -124,3 +124,33 @@ def distance(found: Named, wanted: Named) -> float:
         / max(float(wanted[k].double().norm()), 0.1 * wanted[k].numel() ** 0.5)
         for k in wanted
     )
+
+
+def participants(run: Federation, round: int) -> list[int]:
+    """Who takes part in a round: drawn uniformly without replacement, floor(share times clients) of them."""
+    count = len(run.world.clients)
+    rng = generator(run.settings.seed, "clients", round)
+    chosen = rng.choice(count, max(1, int(count * run.settings.participation + 1e-9)), replace=False)
+    return sorted(int(c) for c in chosen)
+
+
+def small(**settings: object) -> Federation:
+    """A federation of four uneven clients that trains in a blink, without local momentum unless it is asked for."""
+    usual: dict[str, object] = {
+        "data": "synthetic:samples=100,test=20,classes=4",
+        "partition": "quantity:1,min=8",
+        "clients": 4,
+        "rounds": 2,
+        "batch_size": 16,
+        "local_epochs": 2,
+        "executor": "serial",
+        "lr": 0.1,
+        "momentum": 0.0,
+        "model": "mlp",
+    }
+    return Federation(**(usual | settings))  # type: ignore[arg-type]
+
+
+def vector(run: Federation, flat: Tensor) -> Named:
+    """The tensors by name inside a method's vector over the shared trained weights."""
+    return run.layout.views(flat, run.layout.shared_trained)

@@ -31,10 +31,6 @@ class Executor(Protocol):
         """Ask every client, and give the answers in the order of the jobs."""
         ...
 
-    def close(self) -> None:
-        """Free what is held."""
-        ...
-
 
 class Serial:
     """One replica in this process."""
@@ -57,9 +53,6 @@ class Serial:
     def answer(self, exchange: str, jobs: Sequence[Job], weights: Tensor, states: States) -> Iterator[Tensors]:
         for job in jobs:
             yield self.replica.answer(exchange, job, weights, states(job.client))
-
-    def close(self) -> None:
-        pass
 
 
 def chunks(index: np.ndarray) -> list[np.ndarray]:

@@ -150,8 +150,8 @@ class Pool:
 class Workers:
     """The executor over a pool of worker processes."""
 
-    def __init__(self, world: World, pool: Pool, owns_pool: bool = True) -> None:
-        self.world, self.pool, self._owns = world, pool, owns_pool
+    def __init__(self, world: World, pool: Pool) -> None:
+        self.world, self.pool = world, pool
         request = _set_up(world, pool)
 
         def set_up(process: _Process) -> None:
@@ -255,10 +255,6 @@ class Workers:
                 todo.get_nowait()
             for thread in threads:
                 thread.join()
-
-    def close(self) -> None:
-        if self._owns:
-            self.pool.close()
 
 
 def _set_up(world: World, pool: Pool) -> dict[str, Any]:

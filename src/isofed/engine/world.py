@@ -9,6 +9,7 @@ import numpy as np
 
 from isofed.config import Settings
 from isofed.data import Dataset, Part, load, validation_split
+from isofed.data.augment import parse as parse_augment
 from isofed.data.partition import split
 from isofed.draws import generator
 from isofed.errors import UserError
@@ -38,6 +39,8 @@ class World:
             count = len(dataset.classes)
             clients = split(settings.partition, dataset.train, settings.clients, count, settings.seed, dataset.domains)
         world = cls(settings, dataset, parts, clients)
+        # Whatever the pictures, the network or the clients make impossible is said here, before any work.
+        parse_augment(settings.augment).draw(1, 1, generator(settings.seed, "check"), dataset.shape)
         if settings.batch_size == 1 and has_batch_norm(world.network()):
             raise UserError("batch_size=1 cannot train batch norm; use a larger batch, or norm=group:2")
         return world

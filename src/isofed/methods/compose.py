@@ -16,6 +16,7 @@ from isofed.layout import Policy, Tensors
 from isofed.methods.base import Draws, Method, Round, Run, Step, Visit
 from isofed.methods.registry import find
 from isofed.models.base import Network
+from isofed.plugins import shorten
 
 
 class Composition:
@@ -65,7 +66,7 @@ class Composition:
             raise UserError(f"'{pooled}' trains on the pooled data without a federation, so it cannot be combined")
 
     def __str__(self) -> str:
-        return "+".join(str(spec.describe(m, n)) for n, m in self.parts)
+        return "+".join(str(spec.describe(m, shorten(n))) for n, m in self.parts)
 
     def to_yaml(self) -> list[Any]:
         """The parts with every hyper-parameter spelled out, for a record that outlives changed defaults."""

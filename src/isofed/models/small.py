@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from isofed.errors import UserError
 from isofed.models.base import Network, norm_layer
 
 
@@ -25,6 +26,8 @@ def cnn(shape: tuple[int, int, int], classes: int, norm: str = "batch") -> Netwo
 
 def mlp(shape: tuple[int, int, int], classes: int, norm: str = "none") -> Network:
     """Two hidden layers of 64 units on the flattened picture; no normalisation."""
+    if norm != "none":
+        raise UserError(f"the mlp has no normalisation, so norm={norm} is not possible; use norm=none or model=cnn")
     inputs = shape[0] * shape[1] * shape[2]
     stages = {
         "stage1": nn.Sequential(nn.Flatten(), nn.Linear(inputs, 64), nn.ReLU()),

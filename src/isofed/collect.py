@@ -1,0 +1,94 @@
+"""What comes back in a round, summed so that the order of the clients does not matter."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from isofed.engine.exact import ExactSum
+from isofed.engine.replica import Job, Outcome
+from isofed.engine.world import World
+from isofed.layout import Layout, Policy, Tensors
+
+
+class Collected:
+    """The answers of a round's clients."""
+
+    def __init__(self, world: World, layout: Layout, jobs: list[Job]) -> None:
+        self._world, self._layout, self._asked = world, layout, jobs
+        self._gathers = world.settings.method.gathers
+        self._expected = sum(self._world.weight(j.client) for j in jobs) or 1.0
+        self._mean = ExactSum(self._expected)
+        self.statistics = ExactSum(self._expected)
+        self.means: dict[str, ExactSum] = {}
+        self.sums: dict[str, ExactSum] = {}
+        self.states: dict[int, Tensors] = {}
+        self.models: dict[int, Tensor] = {}
+        self._updates: dict[int, Tensor] = {}
+        self._loss = ExactSum(self._expected)
+        self.clients = self._steps = self._samples = self._skipped = 0
+        self._up = 0
+
+    def add(self, outcome: Outcome) -> None:
+        weight = self._world.weight(outcome.client)
+        if self._gathers:
+            self._updates[outcome.client] = outcome.update
+        else:
+            self._mean.add(outcome.update, weight)
+        if outcome.statistics.numel():
+            self.statistics.add(outcome.statistics, weight)
+        for key, value in outcome.mean.items():
+            self.means.setdefault(key, ExactSum(self._expected)).add(value, weight)
+        for key, value in outcome.sum.items():
+            self.sums.setdefault(key, ExactSum(len(self._asked))).add(value)
+        if outcome.model is not None:
+            self.models[outcome.client] = outcome.model
+        self.states[outcome.client] = outcome.state
+        if outcome.steps:
+            self._loss.add(torch.tensor([outcome.loss]), weight)
+        self.clients += 1
+        self._steps += outcome.steps
+        self._samples += outcome.samples
+        self._skipped += outcome.skipped
+        self._up += 4 * self._layout.count(Policy.SHARED) + self._size(outcome.mean) + self._size(outcome.sum)
+
+    def update(self) -> Tensor:
+        """The combined update, by the weighted mean or by the method that owns the combination."""
+        if not self._gathers:
+            return self._mean.mean()
+        order = sorted(self._updates)
+        weights = torch.tensor([self._world.weight(c) for c in order], dtype=torch.float64)
+        updates = torch.stack([self._updates[c] for c in order])
+        return self._world.settings.method.combine(updates, weights.to(updates.device)).double()
+
+    def _size(self, tensors: Tensors) -> int:
+        """Bytes on the wire; a vector over the shared weights travels without the gaps of the layout."""
+        part = self._layout.shared_trained
+        gaps = (
+            part.stop
+            - part.start
+            - sum(e.size for e in self._layout.entries if e.trained and e.policy is Policy.SHARED)
+        )
+        return sum(
+            (t.numel() - (gaps if t.numel() == part.stop - part.start else 0)) * min(t.element_size(), 4)
+            for t in tensors.values()
+        )
+
+    def line(self, sent: Tensors, known: Container[int]) -> dict[str, Any]:
+        """The part of a round's record that is about training; ``known`` are the clients visited before."""
+        pooled = self._world.settings.method.pooled
+        shared, fixed = self._layout.count(Policy.SHARED), self._layout.count(Policy.FIXED)
+        new = sum(1 for job in self._asked if job.client not in known)
+        down = 4 * (shared * len(self._asked) + fixed * new) + self._size(sent) * len(self._asked)
+        return {
+            "clients": self.clients,
+            "local_loss": float(self._loss.mean()) if self._loss.weight else None,
+            "steps": self._steps,
+            "samples": self._samples,
+            "skipped_batches": self._skipped,
+            "bytes_up": 0 if pooled else self._up,
+            "bytes_down": 0 if pooled else down,
+        }

@@ -1,0 +1,85 @@
+"""Which device and executor a run gets, and the arithmetic it asks of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from isofed.config import Settings
+from isofed.engine.plan import steps_of
+from isofed.engine.serial import Executor, Serial
+from isofed.engine.workers import Pool, Workers
+from isofed.engine.world import World
+from isofed.errors import UserError
+from isofed.methods.compose import portable
+
+WORTH_WORKERS = 5000  # local steps in a run from which on starting worker processes pays
+
+
+@contextmanager
+def executor_for(world: World, device: torch.device, shared: Pool | None) -> Iterator[Executor]:
+    """The executor that the settings ask for; ``shared`` are worker processes that outlive the run."""
+    s, kind = world.settings, world.settings.executor
+    if kind == "auto":
+        steps = s.rounds * sum(steps_of(len(c), s) for c in world.clients) * s.participation
+        # Worker processes take seconds to start: not worth it for a small run, unless they are there already.
+        worth = shared is not None or s.workers is not None or steps > WORTH_WORKERS
+        kind = "workers" if worth and len(world.clients) > 1 and may_use_workers(s) else "serial"
+    if kind == "serial":
+        yield Serial(world, device)
+        return
+    if not portable(s.method):
+        raise UserError(
+            f"the method '{s.method}' is a class of this session, which a worker process cannot import; "
+            "put it into a file and name it as file.py:Class, or use executor=serial"
+        )
+    if shared is not None:
+        yield Workers(world, shared)
+        return
+    with Pool(min(s.workers or available_cores(), len(world.clients))) as pool:
+        yield Workers(world, pool)
+
+
+def may_use_workers(s: Settings) -> bool:
+    """Whether clients of such a run could train in several processes of this machine."""
+    if s.executor != "auto":
+        return s.executor == "workers"
+    return s.device == "cpu" and (s.workers or available_cores()) > 1 and portable(s.method)
+
+
+def available_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def device_of(text: str) -> torch.device:
+    """The device by its name, if it is there."""
+    try:
+        device = torch.device(text)
+    except RuntimeError:
+        raise UserError(f"there is no device '{text}'; use cpu, cuda or cuda:1") from None
+    if device.type not in ("cpu", "cuda"):
+        raise UserError(f"device={text} is not supported; use cpu or cuda")
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if not count:
+            raise UserError(f"device={text} needs a GPU that PyTorch can use, and there is none here; use device=cpu")
+        if (device.index or 0) >= count:
+            raise UserError(f"there is no {text}: this machine has {count} GPU{'s'[: count > 1]}, counted from cuda:0")
+    return device
+
+
+@contextmanager
+def exact_arithmetic(s: Settings) -> Iterator[None]:
+    """Switch on what precision and determinism ask of the GPU's kernels, for the time of a run."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark
+    matmul.allow_tf32 = cudnn.allow_tf32 = s.precision != "fp32"
+    cudnn.deterministic, cudnn.benchmark = s.deterministic, False
+    try:
+        yield
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = before
