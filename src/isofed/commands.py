@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
+from rich.markup import escape
 
 from isofed import spec, tables
 from isofed.config import Settings, is_setting, read_words
@@ -23,7 +24,7 @@ from isofed.data.describe import domains_of, picture, table
 from isofed.display import CompareDisplay, RunDisplay, duration, percent, simple_table, text_table
 from isofed.engine.world import World
 from isofed.errors import RunError, UserError
-from isofed.experiments import Batch, plan_comparison, plan_tuning, run_all, seeds_of
+from isofed.experiments import Batch, Plan, plan_comparison, plan_tuning, run_all, seeds_of
 from isofed.federation import Federation
 from isofed.methods import Method, find, names
 from isofed.methods import parse as parse_method
@@ -46,7 +47,9 @@ def run(console: Console, words: Sequence[str], resume: str | None, quiet: bool)
         out = values.pop("out", None)
         checked = make_settings(values)
         folder = Path(str(out)) if out else _new_folder(checked)
-        federation = Federation(out=folder, **values)
+        with display.showing():
+            dataset = load(checked.data, checked.root, display.reading)
+        federation = Federation(out=folder, dataset=dataset, **values)
     with _interruptible(f"isofed run --resume {shlex.quote(str(folder))}"), display.showing():
         result = federation.fit(display)
     _print_result(console, result, folder)
@@ -74,7 +77,7 @@ def _print_result(console: Console, result: Result, folder: Path) -> None:
         console.print(f"the target was reached in round {result.rounds_to_target}", highlight=False)
     if result.events:
         console.print(f"{result.events} events are recorded in {folder / 'metrics.jsonl'}", highlight=False)
-    console.print(f"recorded in {folder}", highlight=False)
+    console.print(f"recorded in {folder}", highlight=False, markup=False)
 
 
 def compare(console: Console, words: Sequence[str], quiet: bool) -> None:
@@ -87,15 +90,22 @@ def compare(console: Console, words: Sequence[str], quiet: bool) -> None:
     seeds = seeds_of(values.pop("seeds", 1), spec.convert(values.pop("seed", 0), int, "seed"))
     plans, root = plan_comparison(methods, seeds, values, out)
     display = CompareDisplay(console, quiet)
-    with _interruptible("the same command again does what is missing"), display.showing():
-        batch = run_all(plans, display)
+    batch = _run_all(plans, display)
     rows = tables.comparison(batch, list(dict.fromkeys(p.row for p in plans)))
     s = plans[0].settings
     more = {"data": s.data, "partition": s.partition, "rounds": s.rounds, "seeds": seeds, "target": s.target}
     written = tables.write(rows, root, "comparison", more)
     _print_comparison(console, rows, s, len(seeds))
-    console.print(f"recorded in {root}; this table as {written[0].name} and {written[1].name}", highlight=False)
+    console.print(
+        f"recorded in {root}; this table as {written[0].name} and {written[1].name}", highlight=False, markup=False
+    )
     _report_failures(batch)
+
+
+def _run_all(plans: Sequence[Plan], display: CompareDisplay) -> Batch:
+    """Make the missing runs, showing how far they are."""
+    with _interruptible("the same command again does what is missing"), display.showing():
+        return run_all(plans, display)
 
 
 def _print_comparison(console: Console, rows: Sequence[tables.Row], s: Settings, seeds: int) -> None:
@@ -108,7 +118,7 @@ def _print_comparison(console: Console, rows: Sequence[tables.Row], s: Settings,
         accuracy = percent(r.accuracy) + (f" ± {100 * r.std:.1f}" if r.std is not None else "")
         interval = f"{100 * r.low:+.1f} to {100 * r.high:+.1f}" if r.low is not None and r.high is not None else ""
         cells = [
-            r.method + (f" ({r.failed} failed)" if r.failed else ""),
+            escape(r.method) + (f" ({r.failed} failed)" if r.failed else ""),
             f"[bold]{accuracy}[/]" if r.accuracy == best else accuracy,
             f"{100 * r.difference:+.1f}{' *' if r.clear else '  '}" if r.difference is not None else "",
             interval,
@@ -146,25 +156,22 @@ def tune(console: Console, words: Sequence[str], quiet: bool) -> None:
     values = {k: v for k, v in plain.items() if k not in grid}
     plans, root = plan_tuning(method, grid, seeds, values, Path(str(out)) if out else None)
     display = CompareDisplay(console, quiet)
-    with _interruptible("the same command again does what is missing"), display.showing():
-        batch = run_all(plans, display)
+    batch = _run_all(plans, display)
     trials = tables.tuning(batch, list(dict.fromkeys(p.row for p in plans)))
     _print_trials(console, trials, len(seeds))
     chosen = next(t for t in trials if t.chosen)
     finals = _final_plans(plans, chosen.setting, root)
-    display = CompareDisplay(console, quiet=True)
-    with _interruptible("the same command again does what is missing"), display.showing():
-        final = run_all(finals, display)
+    final = _run_all(finals, CompareDisplay(console, quiet=True))
     row = tables.comparison(final, [finals[0].row])[0]
     spread = f" ± {100 * row.std:.1f}" if row.std is not None else ""
     console.print(
-        f"\nchosen: [bold]{chosen.setting}[/]; trained on the whole training part, its test accuracy is "
+        f"\nchosen: [bold]{escape(chosen.setting)}[/]; trained on the whole training part, its test accuracy is "
         f"[bold]{percent(row.accuracy)}{spread} %[/]",
         highlight=False,
     )
     more = {"method": str(method), "chosen": chosen.setting, "test_accuracy": row.accuracy, "seeds": seeds}
     tables.write(trials, root, "tuning", more)
-    console.print(f"recorded in {root}", highlight=False)
+    console.print(f"recorded in {root}", highlight=False, markup=False)
     _report_failures(batch)
 
 
@@ -193,7 +200,7 @@ def _print_trials(console: Console, trials: Sequence[tables.Trial], seeds: int) 
     for t in trials:
         spread = f" ± {100 * t.std:4.1f}" if t.std is not None else ""
         failed = f"{t.failed} of {seeds} failed" if t.failed else ""
-        out.add_row(t.setting, percent(t.validation_accuracy) + spread, "chosen" if t.chosen else failed)
+        out.add_row(escape(t.setting), percent(t.validation_accuracy) + spread, "chosen" if t.chosen else failed)
     console.print()
     console.print(out)
 
@@ -227,7 +234,7 @@ def methods(console: Console, name: str | None) -> None:
 def _explain(console: Console, name: str) -> None:
     for part, method in parse_method(name).parts:
         cls = type(method)
-        console.print(f"[bold]{part}[/]", highlight=False)
+        console.print(f"[bold]{escape(part)}[/]", highlight=False)
         console.print(inspect.getdoc(cls) or "", highlight=False, markup=False)
         console.print(f"\nacts at: {', '.join(places(cls)) or 'nothing but the plain round'}", highlight=False)
         for f in dataclasses.fields(cls):
@@ -266,8 +273,9 @@ def data(console: Console, words: Sequence[str]) -> None:
         console.print("\nShow a split: isofed data digits partition=dirichlet:0.1 clients=10", highlight=False)
         return
     s = make_settings(values)
-    with console.status("reading the data"):
-        world = World.create(s, load(s.data, s.root))
+    display = RunDisplay(console)
+    with display.showing():
+        world = World.create(s, load(s.data, s.root, display.reading))
     _print_split(console, world)
     if chart:
         counts = partitions.counts(world.clients, world.parts["train"].labels, len(world.dataset.classes))

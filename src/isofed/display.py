@@ -9,7 +9,9 @@ from typing import Any
 
 from rich.console import Console
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from isofed.experiments import BatchWatcher, Plan
 from isofed.federation import Federation
@@ -22,10 +24,10 @@ def percent(value: float | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """``42 s``, ``3:05``, ``1:02:03``."""
+    """``4.2 s``, ``42 s``, ``3:05``, ``1:02:03``."""
     whole = round(seconds)
     if whole < 60:
-        return f"{whole} s"
+        return f"{seconds:.1f} s" if seconds < 9.95 and seconds != whole else f"{whole} s"
     minutes, rest = divmod(whole, 60)
     return f"{minutes}:{rest:02d}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
 
@@ -54,25 +56,36 @@ class Clock:
 
     def left(self, done: float, total: float) -> str:
         spent = time.monotonic() - self._began
-        return duration(spent / done * (total - done)) if done > 0 and spent > 0.5 else "-"
+        return duration(round(spent / done * (total - done))) if done > 0 and spent > 0.5 else "-"
 
 
-class RunDisplay(BatchWatcher):
-    """Shows one run: a live line on a terminal, otherwise about ten plain lines."""
+class Display(BatchWatcher):
+    """What both displays share."""
 
     def __init__(self, console: Console, quiet: bool = False) -> None:
         self.console, self.quiet = console, quiet
         self._live: Live | None = None
 
     @contextmanager
-    def showing(self) -> Iterator[RunDisplay]:
+    def showing(self) -> Iterator[None]:
         """Show progress for the time of a block."""
         if self.console.is_terminal and not self.quiet:
             with Live(console=self.console, refresh_per_second=8, transient=True) as self._live:
-                yield self
+                yield
             self._live = None
         else:
-            yield self
+            yield
+
+    def reading(self, done: int, of: int) -> None:
+        if self._live is not None:
+            self._live.update(f"reading pictures {done:,}/{of:,}")
+
+    def note(self, text: str) -> None:
+        self.console.print(Text.assemble(("note: ", "yellow"), text))
+
+
+class RunDisplay(Display):
+    """Shows one run: a live line on a terminal, otherwise about ten plain lines."""
 
     def start(self, run: Federation) -> None:
         s = run.settings
@@ -84,7 +97,7 @@ class RunDisplay(BatchWatcher):
         if not self.quiet:
             clients = len(run.world.clients)
             self.console.print(
-                f"[bold]{s.method}[/] on {run.world.dataset.name}: {clients} client{'s'[: clients > 1]} "
+                f"[bold]{escape(str(s.method))}[/] on {run.world.dataset.name}: {clients} client{'s'[: clients > 1]} "
                 f"({s.partition if not s.method.pooled else 'pooled'}), {s.model}, {s.rounds} rounds, seed {s.seed}",
                 highlight=False,
             )
@@ -118,26 +131,9 @@ class RunDisplay(BatchWatcher):
         if self._live is not None:
             self._live.update(self._text())
 
-    def note(self, text: str) -> None:
-        self.console.print(f"[yellow]note:[/] {text}", highlight=False)
 
-
-class CompareDisplay(BatchWatcher):
+class CompareDisplay(Display):
     """Shows many runs: a row per method on a terminal, otherwise a line per finished run."""
-
-    def __init__(self, console: Console, quiet: bool = False) -> None:
-        self.console, self.quiet = console, quiet
-        self._live: Live | None = None
-
-    @contextmanager
-    def showing(self) -> Iterator[CompareDisplay]:
-        """Show progress for the time of a block."""
-        if self.console.is_terminal and not self.quiet:
-            with Live(console=self.console, refresh_per_second=8, transient=True) as self._live:
-                yield self
-            self._live = None
-        else:
-            yield self
 
     def batch(self, plans: Sequence[Plan]) -> None:
         self._rows = list(dict.fromkeys(p.row for p in plans))
@@ -199,13 +195,10 @@ class CompareDisplay(BatchWatcher):
             share = (done + (self._now if row == self._current else 0)) / of
             mark = "[bold]> " if row == self._current else "  "
             bar = "#" * round(20 * share) + "." * (20 - round(20 * share))
-            table.add_row(f"{mark}{row}", f"{done}/{of}", percent(self._accuracy[row]), bar)
+            table.add_row(f"{mark}{escape(row)}", f"{done}/{of}", percent(self._accuracy[row]), bar)
         left = self._clock.left(self._done + self._now, self._total)
         table.caption = f"{int(self._done)} of {int(self._total)} runs, {left} left"
         self._live.update(table)
-
-    def note(self, text: str) -> None:
-        self.console.print(f"[yellow]note:[/] {text}", highlight=False)
 
 
 def notes_about(run: Federation) -> list[str]:

@@ -135,7 +135,7 @@ def run_all(plans: Sequence[Plan], watcher: BatchWatcher) -> Batch:
     """Make every run that is not there yet; a run that fails does not stop the others."""
     batch = Batch()
     watcher.batch(plans)
-    data = _Data()
+    data = _Data(watcher)
     with _pool(plans) as pool:
         for plan in plans:
             watcher.run(plan)
@@ -180,13 +180,14 @@ def _run(plan: Plan, data: _Data, pool: Pool | None, watcher: Watcher) -> Result
 class _Data:
     """The last data set that was needed, so that it is read once for many runs."""
 
-    def __init__(self) -> None:
+    def __init__(self, watcher: Watcher) -> None:
+        self._watcher = watcher
         self._key: tuple[str, str | None] | None = None
         self._dataset: Dataset | None = None
 
     def get(self, s: Settings) -> Dataset:
         if self._dataset is None or self._key != (s.data, s.root):
-            self._dataset, self._key = load(s.data, s.root), (s.data, s.root)
+            self._dataset, self._key = load(s.data, s.root, self._watcher.reading), (s.data, s.root)
         return self._dataset
 
 

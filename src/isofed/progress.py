@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 class Watcher:
     """Base of all displays: hears everything and shows nothing."""
 
+    def reading(self, done: int, of: int) -> None:
+        """Files of a data set have been read, before anything else."""
+
     def start(self, run: Federation) -> None:
         """A run begins, or goes on after ``run.round`` rounds."""
 

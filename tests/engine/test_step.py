@@ -32,7 +32,7 @@ def federation(**settings: Any) -> Federation:
 def visit(run: Federation, client: int = 0, round: int = 1, replica: Replica | None = None) -> Outcome:
     replica = replica or Replica(run.world, CPU)
     job = Job(round, client, run.settings.lr, 1 / len(run.world.clients), keep=True)
-    return replica.visit(job, run.weights, run.settings.method.send(run.server), None)
+    return replica.visit(job, run.state.weights, run.settings.method.send(run.state.server), None)
 
 
 OPTIMISERS = {

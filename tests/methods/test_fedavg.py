@@ -98,7 +98,7 @@ def test_fedprox_without_strength_is_fedavg_to_the_bit() -> None:
     for settings in ({"model": "cnn", "momentum": 0.9}, {"model": "mlp", "weight_decay": 0.1, "clip": 0.5}):
         plain, prox = small(**settings), small(method="fedprox:mu=0", **settings)
         plain.fit(), prox.fit()
-        assert plain.weights.numpy().tobytes() == prox.weights.numpy().tobytes()
+        assert plain.state.weights.numpy().tobytes() == prox.state.weights.numpy().tobytes()
 
 
 @pytest.mark.parametrize("model", ["mlp", "cnn"])

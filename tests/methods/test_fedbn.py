@@ -26,7 +26,7 @@ def norm_names(network: nn.Module) -> list[str]:
 
 
 def home_of(run: Federation, client: int) -> Named:
-    state, layout = run.states[client]["isofed.home"], run.layout
+    state, layout = run.state.clients[client]["isofed.home"], run.layout
     cut = layout.home_trained.stop - layout.home_trained.start
     return layout.views(state[:cut], layout.home_trained) | layout.views(state[cut:], layout.home_statistics)
 
@@ -51,13 +51,13 @@ def test_fedbn(participation: float, momentum: float) -> None:
     run.fit()
     server, own = by_hand(run)
     local = norm_names(Plain(run).network)
-    found = run.layout.views(run.weights)
+    found = run.layout.views(run.state.weights)
     shared = [n for n in server if n not in local]
     assert distance({n: found[n] for n in shared}, {n: server[n] for n in shared}) < TOLERANCE
-    for k in run.states:
+    for k in run.state.clients:
         assert distance(home_of(run, k), own[k]) < TOLERANCE
     # Fact: what is at home differs between clients.
-    one, two = sorted(run.states)[:2]
+    one, two = sorted(run.state.clients)[:2]
     for name in local:
         assert not torch.allclose(home_of(run, one)[name], home_of(run, two)[name], rtol=1e-4), name
 
@@ -70,7 +70,7 @@ def test_clients_that_do_not_take_part_keep_theirs() -> None:
     class Look(Watcher):
         def round(self, line: dict[str, object]) -> None:
             (client,) = participants(run, int(str(line["round"])))
-            for k, state in run.states.items():
+            for k, state in run.state.clients.items():
                 changed = k not in seen or not torch.equal(seen[k], state["isofed.home"])
                 assert changed == (k == client)
                 seen[k] = state["isofed.home"].clone()
@@ -138,7 +138,7 @@ def test_less_is_sent() -> None:
 def test_without_batch_norm_it_is_fedavg() -> None:
     bn, avg = small(method="fedbn"), small()
     first, second = bn.fit(), avg.fit()
-    assert bn.weights.numpy().tobytes() == avg.weights.numpy().tobytes()
+    assert bn.state.weights.numpy().tobytes() == avg.state.weights.numpy().tobytes()
     assert first.accuracy == second.accuracy
 
 
@@ -179,5 +179,5 @@ def test_fedbn_composes_with_server_steps_on_what_is_shared() -> None:
     run = small(method="fedbn+scaffold+fedavgm", model="cnn", rounds=2)
     run.fit()
     part = run.layout.shared_trained
-    assert run.server["scaffold.c"].numel() == run.server["fedavgm.v"].numel() == part.stop - part.start
-    assert set(run.states[0]) == {"scaffold.ck", "isofed.home"}
+    assert run.state.server["scaffold.c"].numel() == run.state.server["fedavgm.v"].numel() == part.stop - part.start
+    assert set(run.state.clients[0]) == {"scaffold.ck", "isofed.home"}

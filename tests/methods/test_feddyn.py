@@ -70,9 +70,9 @@ def test_feddyn(settings: dict[str, Any], alpha: float) -> None:
     result = run.fit()
     sent, judged, h, g = by_hand(run, alpha)
     assert distance(result.weights, judged) < TOLERANCE
-    assert distance(run.layout.views(run.weights), sent) < TOLERANCE
-    assert distance(vector(run, run.server["feddyn.h"] * -alpha), h) < TOLERANCE
-    for k, state in run.states.items():
+    assert distance(run.layout.views(run.state.weights), sent) < TOLERANCE
+    assert distance(vector(run, run.state.server["feddyn.h"] * -alpha), h) < TOLERANCE
+    for k, state in run.state.clients.items():
         assert distance(vector(run, state["feddyn.hk"] * -alpha), g[k]) < TOLERANCE
     assert distance(sent, judged) > 1e-3  # the two really differ
 
@@ -80,8 +80,8 @@ def test_feddyn(settings: dict[str, Any], alpha: float) -> None:
 def test_the_weights_that_are_sent_can_be_judged() -> None:
     mean_, sent = small(method="feddyn:alpha=0.2"), small(method="feddyn:alpha=0.2,evaluate=sent")
     result, other = mean_.fit(), sent.fit()
-    assert mean_.weights.numpy().tobytes() == sent.weights.numpy().tobytes()  # training does not depend on it
-    assert distance(other.weights, sent.layout.views(sent.weights)) == 0
+    assert mean_.state.weights.numpy().tobytes() == sent.state.weights.numpy().tobytes()  # training does not depend on it
+    assert distance(other.weights, sent.layout.views(sent.state.weights)) == 0
     assert distance(result.weights, other.weights) > 1e-3
 
 
@@ -101,9 +101,8 @@ def test_gradient_is_that_of_the_stated_loss() -> None:
 
 
 def test_fixed_point() -> None:
-    run = small(method="feddyn:alpha=0.1")
     method = parse("feddyn:alpha=0.1")
-    server = method.server_state(run.context)
+    server = {k: v.clone() for k, v in small(method=method).state.server.items()}
     noise = torch.Generator().manual_seed(2)
     server["feddyn.h"].copy_(torch.randn(server["feddyn.h"].shape, generator=noise, dtype=torch.float64))
     h = server["feddyn.h"].clone()
@@ -126,8 +125,8 @@ def test_server_h_is_the_populations_mean_of_the_clients_own() -> None:
     run = small(method="feddyn:alpha=0.1", participation=0.5, rounds=4)
     run.fit()
     shares = run.world.fractions()
-    wanted = sum(shares[k] * s["feddyn.hk"].double() for k, s in run.states.items())
-    torch.testing.assert_close(run.server["feddyn.h"], wanted, rtol=1e-5, atol=1e-7)
+    wanted = sum(shares[k] * s["feddyn.hk"].double() for k, s in run.state.clients.items())
+    torch.testing.assert_close(run.state.server["feddyn.h"], wanted, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
@@ -137,7 +136,7 @@ def test_scaled_alpha_follows_the_clients_size(weighting: str) -> None:
     run = small(method="feddyn:alpha=0.2,scale_alpha=true", weighting=weighting, rounds=1)
     run.fit()
     sizes = Plain(run).sizes
-    for k, state in run.states.items():
+    for k, state in run.state.clients.items():
         wanted = 0.2 / (sizes[k] / (sum(sizes) / len(sizes)))
         assert float(state["feddyn.alpha"]) == pytest.approx(wanted, rel=1e-6)
 

@@ -96,11 +96,11 @@ def test_scaffold(method: str, settings: dict[str, Any], known: dict[str, Any]) 
     found = run.fit().weights
     server, c, own = by_hand(run, **known)
     assert distance(found, server) < TOLERANCE
-    assert distance(vector(run, run.server["scaffold.c"]), c) < VARIATE
-    visited = sorted(run.states)
+    assert distance(vector(run, run.state.server["scaffold.c"]), c) < VARIATE
+    visited = sorted(run.state.clients)
     assert visited == sorted(set().union(*(participants(run, r) for r in range(1, run.settings.rounds + 1))))
     for k in visited:
-        assert distance(vector(run, run.states[k]["scaffold.ck"]), own[k]) < VARIATE, k
+        assert distance(vector(run, run.state.clients[k]["scaffold.ck"]), own[k]) < VARIATE, k
     assert distance(found, small(**settings).fit().weights) > 1e-4  # the correction did something
 
 
@@ -109,8 +109,8 @@ def test_c_is_the_populations_mean_of_the_clients_own() -> None:
     run.fit()
     shares = run.world.fractions()
     assert shares.sum() == pytest.approx(1)
-    wanted = sum(shares[k] * state["scaffold.ck"].double() for k, state in run.states.items())
-    torch.testing.assert_close(run.server["scaffold.c"].double(), wanted, rtol=1e-5, atol=1e-7)
+    wanted = sum(shares[k] * state["scaffold.ck"].double() for k, state in run.state.clients.items())
+    torch.testing.assert_close(run.state.server["scaffold.c"].double(), wanted, rtol=1e-5, atol=1e-7)
 
 
 def test_the_first_round_is_fedavgs() -> None:
@@ -137,8 +137,8 @@ def test_clients_with_the_same_data_make_it_fedavg(tmp_path: Any, option: int) -
     run = same_data(f"scaffold:option={option}", tmp_path, rounds=3)
     found = run.fit().weights
     assert distance(found, same_data("fedavg", tmp_path, rounds=3).fit().weights) < 1e-6
-    for state in run.states.values():
-        torch.testing.assert_close(state["scaffold.ck"], run.server["scaffold.c"], rtol=0, atol=1e-6)
+    for state in run.state.clients.values():
+        torch.testing.assert_close(state["scaffold.ck"], run.state.server["scaffold.c"], rtol=0, atol=1e-6)
 
 
 def test_one_client_makes_it_fedavg() -> None:
@@ -152,14 +152,14 @@ def test_option_one_is_the_full_gradient_at_the_received_weights() -> None:
     plain = Plain(run)
     for k in range(4):
         wanted = full_gradient(plain, Plain(run).start(), k)
-        assert distance(vector(run, run.states[k]["scaffold.ck"]), wanted) < TOLERANCE
+        assert distance(vector(run, run.state.clients[k]["scaffold.ck"]), wanted) < TOLERANCE
 
 
 def test_option_one_leaves_statistics_and_training_alone() -> None:
     # In round 1 all variates are zero: the extra pass must not change a bit of the model, batch norm included.
     one, two = (small(method=f"scaffold:option={o}", model="cnn", rounds=1) for o in (1, 2))
     one.fit(), two.fit()
-    assert one.weights.numpy().tobytes() == two.weights.numpy().tobytes()
+    assert one.state.weights.numpy().tobytes() == two.state.weights.numpy().tobytes()
     assert one.history[0]["local_loss"] == two.history[0]["local_loss"]
 
 
@@ -167,7 +167,7 @@ def test_variates_cover_trained_weights_only() -> None:
     run = small(method="scaffold", model="cnn", rounds=1)
     part = run.layout.shared_trained
     run.fit()
-    assert run.server["scaffold.c"].numel() == part.stop - part.start
+    assert run.state.server["scaffold.c"].numel() == part.stop - part.start
     assert not any("running" in e.name for e in run.layout.entries if e.offset < part.stop)
 
 

@@ -61,7 +61,7 @@ def test_fedavgm_forms_differ_by_the_factor() -> None:
 def test_fedavgm_without_momentum_is_fedavg_to_the_bit(damped: str) -> None:
     run, other = small(model="cnn", rounds=3), small(model="cnn", rounds=3, method=f"fedavgm:momentum=0,damped={damped}")
     run.fit(), other.fit()
-    assert run.weights.numpy().tobytes() == other.weights.numpy().tobytes()
+    assert run.state.weights.numpy().tobytes() == other.state.weights.numpy().tobytes()
 
 
 def adam(v: np.ndarray, d: np.ndarray, b2: float) -> np.ndarray:

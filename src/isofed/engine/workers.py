@@ -47,9 +47,11 @@ class _Process:
         self._start()
 
     def _start(self) -> None:
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        # The worker finds what this process finds, and nothing that merely lies in the present folder.
+        path = os.pathsep.join(p for p in sys.path if p)
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": path}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "isofed.engine.worker", str(self.folder), str(self.number)],
+            [sys.executable, "-P", "-m", "isofed.engine.worker", str(self.folder), str(self.number)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment,

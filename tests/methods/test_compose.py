@@ -1,0 +1,439 @@
+"""Methods joined by ``+``: the text form, who may go with whom, files, plug-ins, and the order of the hooks."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+
+import pytest
+import torch
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import isofed
+from isofed.errors import UserError
+from isofed.layout import Policy
+from isofed.methods import Composition, Method, Step, find, names, parse
+from isofed.methods.compose import portable
+from isofed.methods.fedavgm import FedAvgM
+from isofed.methods.fedprox import FedProx
+from tests.engine.plain import distance, small
+
+SERVERS = ("fedavgm", "fedadam", "fedyogi", "fedadagrad", "feddyn")
+
+
+def values_of(hint: Any) -> st.SearchStrategy[Any]:
+    if get_origin(hint) is Literal:
+        return st.sampled_from(get_args(hint))
+    if type(None) in get_args(hint):
+        return st.none() | values_of(next(a for a in get_args(hint) if a is not type(None)))
+    numbers = st.floats(1e-12, 1e12)
+    return {bool: st.booleans(), float: numbers, int: st.integers(0, 10**9)}.get(hint, st.just("x"))
+
+
+@st.composite
+def compositions(draw: Any) -> list[Method]:
+    chosen = draw(st.lists(st.sampled_from([n for n in names() if n != "central"]), min_size=1, max_size=4, unique=True))
+    server = [n for n in chosen if n in SERVERS]
+    made = []
+    for name in [n for n in chosen if n not in server[1:]]:
+        cls = find(name)[1]
+        hints = get_type_hints(cls)
+        options = {f.name: draw(values_of(hints[f.name])) for f in dataclasses.fields(cls) if draw(st.booleans())}
+        made.append(cls(**options))
+    return made
+
+
+@settings(max_examples=100, deadline=None)
+@given(compositions())
+def test_any_composition_survives_text_and_yaml(methods: list[Method]) -> None:
+    composition = parse(methods)
+    assert [m for _, m in composition.parts] == methods
+    assert parse(str(composition)).parts == composition.parts
+    assert parse(composition.to_yaml()).parts == composition.parts
+    written = yaml.safe_load(yaml.safe_dump(composition.to_yaml()))
+    assert parse(written).parts == composition.parts
+    for entry in composition.to_yaml():  # every hyper-parameter is spelled out
+        name, options = next(iter(entry.items())) if isinstance(entry, dict) else (entry, {})
+        assert list(options) == [f.name for f in dataclasses.fields(find(name)[1])]
+
+
+@pytest.mark.parametrize(
+    ("text", "printed"),
+    [
+        ("fedavg", "fedavg"),
+        ("FedProx: mu = 1e-2 + FEDBN", "fedprox+fedbn"),
+        ("fedprox:0.5", "fedprox:mu=0.5"),
+        ("fedavgm:momentum=0.5,damped=yes+fedprox", "fedavgm:momentum=0.5,damped=true+fedprox"),
+        ("fedprox:mu=1e+5+fednova", "fedprox:mu=100000+fednova"),
+        ("fedprox:mu=1e+20+fednova", "fedprox:mu=1e+20+fednova"),
+        ("scaffold:option=1", "scaffold:option=1"),
+        ("fedadam:v0=0", "fedadam:v0=0"),
+        ("fedadam:v0=none", "fedadam"),
+    ],
+)
+def test_texts(text: str, printed: str) -> None:
+    assert str(parse(text)) == printed
+    assert parse(printed).parts == parse(text).parts
+
+
+def test_yaml_text_and_objects_are_the_same() -> None:
+    wanted = (("fedprox", FedProx(0.1)), ("fedavgm", FedAvgM(0.5, True)))
+    for given_ in (
+        "fedprox:mu=0.1+fedavgm:0.5,true",
+        [{"fedprox": {"mu": 0.1}}, {"fedavgm": {"momentum": 0.5, "damped": True}}],
+        {"fedprox": {"mu": 0.1}, "fedavgm": {"momentum": 0.5, "damped": True}},
+        ["fedprox:0.1", "fedavgm:damped=true,momentum=0.5"],
+        [FedProx(0.1), FedAvgM(0.5, True)],
+        [FedProx(0.1), "fedavgm:momentum=0.5,damped=true"],
+    ):
+        assert parse(given_).parts == wanted
+    assert parse(FedProx(0.1)).parts == wanted[:1]
+    composition = parse("fedprox")
+    assert parse(composition) is composition
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("fedadam+fedavgm", "'fedadam' and 'fedavgm' both decide the server step; use one of them"),
+        ("fedprox+feddyn+fedyogi", "'feddyn' and 'fedyogi' both decide the server step"),
+        ("fedprox+fedavg+fedprox:mu=1", "'fedprox' appears twice in the method 'fedprox+fedavg+fedprox'"),
+        ("fedprox+FedProx", "appears twice"),
+        ("central+fedprox", "'central' trains on the pooled data without a federation, so it cannot be combined"),
+        ("fedprx", "there is no method 'fedprx': did you mean 'fedprox'? Known: "),
+        ("fedprox+scafold", "there is no method 'scafold': did you mean 'scaffold'?"),
+        ("fedavgm:momentun=1", "there is no option of method 'fedavgm' called 'momentun': did you mean 'momentum'?"),
+        ("fedprox:my=1", "there is no option of method 'fedprox' called 'my'. Known: mu"),
+        ("fedprox:mu=big", "mu of method 'fedprox' must be a number, not 'big'"),
+        ("fedprox:1,2", "method 'fedprox' takes 1 options, '2' is one too many"),
+        ("fedavg:1", "method 'fedavg' takes 0 options"),
+        ("fedavg:x=1", "method 'fedavg' has no options, so 'x' means nothing to it"),
+        ("scaffold:option=3", "option of method 'scaffold' must be one of 1, 2, not '3'"),
+        ("fedavgm:damped=perhaps", "damped of method 'fedavgm' must be true or false"),
+        ("", "has an empty part"),
+        ("fedprox++fedbn", "has an empty part"),
+        ("nowhere.py:Mine", "needs the file"),
+    ],
+)
+def test_mistakes_are_one_sentence(text: str, said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        parse(text)
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "fedprox:mu=-1", "fedavgm:momentum=1.5", "fedavgm:momentum=-0.1", "fedadam:beta1=1", "fedadam:beta2=2",
+        "fedadam:tau=0", "fedadam:lr=0", "fedadam:v0=-1", "feddyn:alpha=-0.1", "scaffold:lr=-1", "fedprox:mu=inf",
+    ],
+)  # fmt: skip
+def test_hyper_parameters_out_of_range_are_refused_before_any_work(text: str) -> None:
+    # DESIGN: a wrong value is one clear sentence that says what would be right, before any work starts.
+    with pytest.raises(UserError):
+        small(method=text)
+
+
+# Methods in files
+
+MINE = '''
+    from __future__ import annotations
+    from dataclasses import dataclass
+    from typing import ClassVar
+    from isofed import Method
+
+    @dataclass(frozen=True)
+    class Mine(Method):
+        """A pull."""
+
+        strength: float = 0.5
+        kind: str = "soft"
+        owns: ClassVar[frozenset[str]] = frozenset()
+
+        def gradient(self, step):
+            step.grad.add_(step.weights - step.start, alpha=self.strength)
+
+    @dataclass(frozen=True)
+    class Other(Method):
+        pass
+
+    class Plain(Method):
+        """No options, so no decorator is needed."""
+
+    class Forgot(Method):
+        strength: float = 0.5
+
+    class NoMethod:
+        pass
+
+    number = 3
+'''
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> str:
+    (tmp_path / "mine.py").write_text(textwrap.dedent(MINE))
+    return f"{tmp_path}/mine.py"
+
+
+def test_a_method_from_a_file(mine: str) -> None:
+    composition = parse(f"fedavgm+{mine}:Mine:strength=0.25,kind=hard+fedbn")
+    assert [n for n, _ in composition.parts] == ["fedavgm", f"{mine}:Mine", "fedbn"]
+    made: Any = composition.parts[1][1]
+    assert (made.strength, made.kind) == (0.25, "hard")
+    assert parse(str(composition)).parts == composition.parts
+    assert parse(composition.to_yaml()).parts == composition.parts
+    assert parse(f"{mine}:Mine:0.25").parts[0][1] == parse([{f"{mine}:Mine": {"strength": 0.25}}]).parts[0][1]
+    assert str(parse(f"{mine}:Plain")) == f"{mine}:Plain"
+
+
+def test_a_relative_path_becomes_absolute(mine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(mine).parent)
+    composition = parse("mine.py:Mine")
+    assert composition.to_yaml() == [{f"{Path(mine).resolve()}:Mine": {"strength": 0.5, "kind": "soft"}}]
+    assert str(composition) == "mine.py:Mine"  # as a person would type it here
+    assert parse(str(composition)).parts == composition.parts
+    with pytest.raises(UserError, match="appears twice"):
+        parse(f"mine.py:Mine+{mine}:Mine")
+
+
+def test_a_method_from_a_file_trains(mine: str) -> None:
+    own, built_in = small(method=f"{mine}:Mine:strength=0.3"), small(method="fedprox:mu=0.3")
+    assert distance(own.fit().weights, built_in.fit().weights) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("Minee", "called 'Minee': did you mean 'Mine'"),
+        ("NoMethod", "is not a method: it must be a class derived from isofed.Method"),
+        ("number", "is not a method"),
+        ("Forgot", "has options (strength) but lacks @dataclass(frozen=True) above it"),
+        ("Mine:strenght=1", "called 'strenght': did you mean 'strength'"),
+    ],
+)
+def test_mistakes_in_files(mine: str, name: str, said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        parse(f"{mine}:{name}")
+    assert said in str(caught.value)
+
+
+def test_a_file_that_fails_says_so(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("import isofed\nraise KeyError('oops')\n")
+    with pytest.raises(UserError, match="could not be run: KeyError: 'oops'"):
+        parse(f"{tmp_path}/broken.py:Mine")
+    (tmp_path / "broken.py").write_text("def def\n")
+    with pytest.raises(UserError, match="could not be run: SyntaxError"):
+        parse(f"{tmp_path}/broken.py:Mine")
+
+
+def test_an_owner_must_be_known_and_a_hook_must_have_its_owner(tmp_path: Path) -> None:
+    # combine and base are only called for their owner: without `owns` they would be silently left out.
+    (tmp_path / "quiet.py").write_text(
+        textwrap.dedent("""
+            from dataclasses import dataclass
+            from isofed import Method
+
+            @dataclass(frozen=True)
+            class Median(Method):
+                def combine(self, updates, weights):
+                    return updates.median(0).values
+
+            @dataclass(frozen=True)
+            class Loss(Method):
+                def base(self, step):
+                    return step.logits.square().mean()
+
+            @dataclass(frozen=True)
+            class Typo(Method):
+                owns = frozenset({"combination"})
+        """)
+    )
+    for name in ("Median", "Loss", "Typo"):
+        with pytest.raises(UserError, match="owns"):
+            parse(f"{tmp_path}/quiet.py:{name}")
+
+
+# Installed plug-ins
+
+
+@pytest.fixture
+def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A real distribution on the path: a package and the metadata that pip would have written."""
+    site = tmp_path / "site"
+    package, info = site / "tiny_plugin", site / "tiny_plugin-1.0.dist-info"
+    package.mkdir(parents=True)
+    info.mkdir()
+    (package / "__init__.py").write_text(textwrap.dedent(MINE))
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tiny-plugin\nVersion: 1.0\n")
+    (info / "RECORD").write_text("")
+    (info / "entry_points.txt").write_text(
+        "[isofed.methods]\ntinymine = tiny_plugin:Mine\ntinywrong = tiny_plugin:NoMethod\n"
+        "tinygone = tiny_plugin:Nothing\ntinyforgot = tiny_plugin:Forgot\n"
+    )
+    monkeypatch.syspath_prepend(site)
+    yield site  # type: ignore[misc]
+    sys.modules.pop("tiny_plugin", None)
+
+
+def test_an_installed_plugin_is_a_method_like_any_other(plugin: Path) -> None:
+    assert "tinymine" in names()
+    composition = parse("fedavgm+tinymine:strength=0.3")
+    assert str(composition) == "fedavgm+tinymine:strength=0.3"
+    assert type(composition.parts[1][1]).__module__ == "tiny_plugin"
+    assert portable(composition)
+    run, other = small(method="tinymine:strength=0.3"), small(method="fedprox:mu=0.3")
+    assert distance(run.fit().weights, other.fit().weights) == 0
+    with pytest.raises(UserError, match="there is no method 'tinymin': did you mean 'tinymine'"):
+        parse("tinymin")
+
+
+def test_broken_plugins_say_so(plugin: Path) -> None:
+    with pytest.raises(UserError, match="'tinywrong' is not a method"):
+        parse("tinywrong")
+    with pytest.raises(UserError, match="the plug-in method 'tinygone' .* could not be loaded"):
+        parse("tinygone")
+    with pytest.raises(UserError, match="lacks @dataclass"):
+        parse("tinyforgot")
+
+
+def test_without_the_plugin_its_name_is_unknown() -> None:
+    with pytest.raises(UserError, match="there is no method 'tinymine'"):
+        parse("tinymine")
+
+
+def test_a_plugin_works_in_worker_processes(plugin: Path) -> None:
+    run = small(method="tinymine:strength=0.3", executor="workers", workers=1)
+    other = small(method="fedprox:mu=0.3")
+    assert distance(run.fit().weights, other.fit().weights) == 0
+
+
+# What a class of this session can and cannot do
+
+
+@dataclasses.dataclass(frozen=True)
+class Session(Method):
+    """Defined here, so no other process can import it."""
+
+    mu: float = 0.0
+
+
+def test_portable(mine: str) -> None:
+    assert portable(parse("fedprox+fedbn"))
+    assert portable(parse([FedProx(), "fedbn"]))
+    assert portable(parse(f"{mine}:Mine"))
+    assert not portable(parse(Session()))
+    assert not portable(parse([FedProx(), Session()]))
+
+
+def test_a_session_class_runs_serially_and_is_refused_by_workers() -> None:
+    assert small(method=Session(), rounds=1).fit().method == "session"
+    small(method=Session(), rounds=1, executor="auto", workers=2).fit()  # takes serial by itself
+    with pytest.raises(UserError, match="is a class of this session, which a worker process cannot import"):
+        small(method=Session(), rounds=1, executor="workers").fit()
+
+
+# Hooks
+
+
+def recorder(name: str, log: list[str]) -> Method:
+    class Recorder(Method):
+        def around(self, step: Step, inner: Callable[[], None]) -> None:
+            log.append(f"{name} in")
+            inner()
+            log.append(f"{name} out")
+
+        def gradient(self, step: Step) -> None:
+            log.append(f"{name} gradient")
+
+        def loss(self, step: Step) -> torch.Tensor | None:
+            log.append(f"{name} loss")
+            return None
+
+        def begin(self, visit: Any) -> None:
+            log.append(f"{name} begin")
+
+    Recorder.__name__ = name
+    return Recorder()
+
+
+def test_hooks_run_in_order_and_the_rightmost_wrapper_is_outermost() -> None:
+    log: list[str] = []
+    small(method=[recorder("a", log), recorder("b", log)], clients=1, partition="iid", local_steps=1,
+          local_epochs=None, rounds=1).fit()  # fmt: skip
+    assert log == ["a begin", "b begin", "b in", "a in", "a loss", "b loss", "a out", "b out", "a gradient", "b gradient"]
+
+
+def test_added_losses_add_up() -> None:
+    class Term(Method):
+        factor: ClassVar[float] = 0.5
+
+        def loss(self, step: Step) -> torch.Tensor:
+            return self.factor * step.logits.square().mean()
+
+    class Another(Term):
+        factor: ClassVar[float] = 0.25
+
+    class Both(Term):
+        factor: ClassVar[float] = 0.75
+
+    two, one = small(method=[Term(), Another()]).fit(), small(method=Both()).fit()
+    assert distance(two.weights, one.weights) < 1e-6
+    assert distance(one.weights, small().fit().weights) > 1e-3
+
+
+@pytest.mark.parametrize("what", ["client_state", "server_state", "send"])
+def test_two_parts_cannot_use_the_same_name(what: str) -> None:
+    def make(name: str) -> Method:
+        hook = {what: lambda self, given_: {"shared.name": torch.zeros(1)}}
+        return type(name, (Method,), hook)()
+
+    composition = parse([make("A"), make("B")])
+    with pytest.raises(UserError, match="two parts of 'a\\+b' use the same name 'shared.name'"):
+        getattr(composition, what)(None)
+
+
+def test_two_parts_cannot_draw_under_the_same_name() -> None:
+    import numpy as np
+
+    def make(name: str, key: str) -> Method:
+        draws = {"plan": lambda self, visit, rng: {key: rng.random((visit.steps, 1), dtype=np.float32)}}
+        return type(name, (Method,), draws)()
+
+    for parts in ([make("A", "x"), make("B", "x")], [make("A", "order")], [make("A", "augment.flip")]):
+        with pytest.raises(isofed.RunError, match="name"):  # "order" is the engine's own
+            small(method=parts, rounds=1, augment="flip").fit()
+
+
+def test_two_parts_cannot_disagree_about_a_tensor() -> None:
+    def make(name: str, policy: Policy) -> Method:
+        return type(name, (Method,), {"share": lambda self, network: {"head.bias": policy}})()
+
+    with pytest.raises(UserError, match="disagree about the tensor 'head.bias': home and fixed"):
+        small(method=[make("A", Policy.HOME), make("B", Policy.FIXED)])
+    small(method=[make("A", Policy.HOME), make("B", Policy.HOME)], rounds=1)
+
+
+def test_two_parts_cannot_ask_the_same_question() -> None:
+    def make(name: str) -> Method:
+        return type(name, (Method,), {"exchanges": ("count",)})()
+
+    with pytest.raises(UserError, match="count"):
+        parse([make("A"), make("B")])
+
+
+def test_a_server_owner_may_go_with_everything_else() -> None:
+    for name in SERVERS:
+        assert isinstance(parse(f"{name}+fedprox+fednova+fedbn"), Composition)
+
+
+def test_hooks_that_nobody_overrides_are_not_called() -> None:
+    composition = parse("fedavg+fedprox")
+    assert composition._loss == composition._around == composition._aggregate == []
+    assert len(composition._gradient) == 1

@@ -1,0 +1,373 @@
+"""Runs that are killed, interrupted or damaged, and go on to the same bytes as a run that nothing happened to."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cli_tools import (
+    Command,
+    all_gone,
+    complaint,
+    config,
+    environment,
+    everything,
+    isofed,
+    metrics,
+    model,
+    result,
+    same_record,
+    shared_folders,
+    start,
+    succeeds,
+    workers_of,
+)
+
+ROUNDS = 150
+# Rounds of milliseconds, with clients that sit out and so remember older rounds.
+QUICK = (
+    "data=synthetic:samples=60,test=20,classes=3,size=3",
+    "model=mlp",
+    "partition=iid",
+    "clients=4",
+    "participation=0.75",
+    "local_epochs=1",
+    f"rounds={ROUNDS}",
+)
+KINDS = {
+    "stateless": ("method=fedavg", "executor=serial"),
+    "client state": ("method=scaffold", "executor=serial"),
+    "persistent momentum": ("method=fedavgm", "persistent_momentum=true", "executor=serial"),
+    "workers": ("method=scaffold", "executor=workers", "workers=1"),
+}
+
+METHODS = '''
+import os, signal, time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from isofed import Method
+
+
+@dataclass(frozen=True)
+class StoppedWhileAggregating(Method):
+    """Ctrl-C in the middle of a server step that changes its state in place, once."""
+
+    flag: str = ""
+
+    def server_state(self, run):
+        return {"steps": torch.zeros(1)}
+
+    def aggregate(self, round):
+        round.server["steps"].add_(1)
+        round.update = round.update * (1 + round.server["steps"].double() / 10)
+        if round.number == 3 and not Path(self.flag).exists():
+            Path(self.flag).touch()
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(5)
+
+
+@dataclass(frozen=True)
+class Slow(Method):
+    """Visits that take their time."""
+
+    def begin(self, visit):
+        time.sleep(30)
+'''
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """One uninterrupted run of each kind; the executor makes no difference to the bytes."""
+    folder = tmp_path_factory.mktemp("whole")
+    for name, words in KINDS.items():
+        if name == "workers":
+            continue
+        succeeds("run", *QUICK, *words, f"out={folder / name}")
+        assert [line["round"] for line in metrics(folder / name)] == list(range(1, ROUNDS + 1))
+    return {name: folder / name for name in KINDS} | {"workers": folder / "client state"}
+
+
+def size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else -1
+
+
+def begin(run: Path, words: tuple[str, ...]) -> Command:
+    """Start the run, or go on with it once it is one."""
+    if (run / "config.yaml").exists():
+        return start("run", "--resume", run)
+    return start("run", *QUICK, *words, f"out={run}")
+
+
+# --- killed
+
+
+def a_moment(number: int, rng: random.Random, run: Path, command: Command) -> None:
+    """Wait for the moment to kill: three while starting up, five in rounds, then in a checkpoint and at the end."""
+    if number < 3:
+        time.sleep(rng.uniform(0, 0.08))
+    elif number < 8:
+        before = size(run / "metrics.jsonl")
+        command.when(lambda: size(run / "metrics.jsonl") != before)
+        time.sleep(rng.uniform(0, 0.05))
+    elif number == 8:
+        command.when(lambda: any((run / "checkpoints").glob(".isofed-*.tmp")))
+    else:
+        command.when(lambda: (run / "model.safetensors").exists())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_killed_at_ten_moments_a_run_ends_with_the_same_bytes(
+    kind: str, whole: dict[str, Path], tmp_path: Path
+) -> None:
+    run, rng = tmp_path / "run", random.Random(kind)
+    hits, places = 0, set()
+    for number in range(10):
+        command = begin(run, KINDS[kind])
+        a_moment(number, rng, run, command)
+        done = command.kill()
+        assert done.code in (-signal.SIGKILL, 0), done
+        assert "Traceback" not in done.err
+        if kind == "workers":
+            all_gone(command.pid)
+        if done.code == 0:  # it was faster than the kill
+            break
+        hits += 1
+        places.add(size(run / "metrics.jsonl"))
+    assert hits >= 7 and len(places) >= 3, "the kills did not hit a run at different places"
+    done = begin(run, KINDS[kind]).wait()
+    assert (done.code, done.err) == (0, ""), done
+    same_record(run, whole[kind])
+    assert config(run)["executor"] == ("workers" if kind == "workers" else "serial")
+
+
+def test_a_real_command_killed_with_its_start_up(whole: dict[str, Path], tmp_path: Path) -> None:
+    """The same from ``python -m isofed.cli``, the process that a user has."""
+    run = tmp_path / "run"
+    command = [sys.executable, "-m", "isofed.cli", "run", *QUICK, "method=fedavg", f"out={run}"]
+    with subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        while process.poll() is None and size(run / "metrics.jsonl") < 2000:
+            time.sleep(0.005)
+        process.kill()
+        assert process.stderr is not None and process.stderr.read() == b""
+        assert process.wait() == -signal.SIGKILL
+    assert not (run / "result.json").exists()
+    command = [sys.executable, "-m", "isofed.cli", "run", "--resume", str(run)]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "going on after round" in done.stdout
+    same_record(run, whole["stateless"])
+
+
+def test_the_executor_may_change_when_a_run_goes_on(whole: dict[str, Path], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    command = start("run", *QUICK, "method=scaffold", "executor=serial", f"out={run}")
+    command.when(lambda: size(run / "metrics.jsonl") > 10000)
+    assert command.kill().code == -signal.SIGKILL
+    succeeds("run", "--resume", run, "executor=workers", "workers=1")
+    same_record(run, whole["client state"])
+
+
+def test_only_one_process_writes_a_run(whole: dict[str, Path], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    first = start("run", *QUICK, "rounds=100000", f"out={run}")
+    first.when(lambda: size(run / "metrics.jsonl") > 0)
+    assert "in use by another process" in complaint(isofed("run", "--resume", run), 2)
+    assert "in use by another process" in complaint(isofed("run", *QUICK, f"out={run}"), 2)
+    first.kill()
+    assert "already holds a run" in complaint(isofed("run", *QUICK, f"out={run}"), 2)
+
+
+# --- going on
+
+
+def test_a_finished_run_is_shown_again_and_not_touched(whole: dict[str, Path]) -> None:
+    run = whole["stateless"]
+    before = everything(run)
+    out = succeeds("run", "--resume", run)
+    assert f"test accuracy {100 * result(run)['accuracy']:.1f} % after {ROUNDS} rounds" in out
+    assert str(run) in out and "round 15/" not in out
+    assert everything(run) == before
+
+
+@pytest.mark.parametrize("word", ["lr=0.1", "rounds=200", "seed=1", "method=fedprox", "partition=iid"])
+def test_a_setting_cannot_change_on_the_way(word: str, whole: dict[str, Path], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(whole["stateless"], run)
+    (run / "result.json").unlink()
+    before = everything(run)
+    said = complaint(isofed("run", "--resume", run, word), 2)
+    assert word.partition("=")[0] in said and "cannot change" in said
+    assert everything(run) == before
+
+
+def test_only_a_run_can_go_on(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("")
+    for name, why in (("empty", "no config.yaml"), ("file", "is a file"), ("missing", "does not exist")):
+        said = complaint(isofed("run", "--resume", tmp_path / name), 2)
+        assert "not a run folder" in said and why in said
+    assert sorted(os.listdir(tmp_path)) == ["empty", "file"] and not os.listdir(tmp_path / "empty")
+
+
+def test_other_data_are_noticed_when_a_run_goes_on(tmp_path: Path) -> None:
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    images, labels = rng.integers(0, 255, (40, 3, 3), dtype=np.uint8), np.arange(40) % 2
+    np.savez(tmp_path / "data.npz", images=images, labels=labels)
+    words = (f"data={tmp_path / 'data.npz'}", "model=mlp", "partition=iid", "clients=2", "rounds=100000")
+    command = start("run", *words, f"out={tmp_path / 'run'}")
+    command.when(lambda: any((tmp_path / "run").glob("checkpoints/*.safetensors")))
+    command.kill()
+    images[0, 0, 0] ^= 1
+    np.savez(tmp_path / "data.npz", images=images, labels=labels)
+    assert "data" in complaint(isofed("run", "--resume", tmp_path / "run"), 2)
+
+
+def stopped(whole: Path, run: Path) -> list[Path]:
+    """A run as a kill after round 150 leaves it, and its checkpoints, the newest last."""
+    shutil.copytree(whole, run)
+    (run / "result.json").unlink()
+    (run / "model.safetensors").unlink()
+    found = sorted((run / "checkpoints").iterdir())
+    assert len(found) == 2
+    return found
+
+
+def damage(path: Path, how: str) -> None:
+    data = path.read_bytes()
+    if how == "truncated":
+        path.write_bytes(data[: len(data) // 2])
+    elif how == "emptied":
+        path.write_bytes(b"")
+    else:
+        path.write_bytes(data[:-10] + bytes([data[-10] ^ 1]) + data[-9:])
+
+
+@pytest.mark.parametrize("how", ["truncated", "emptied", "flipped"])
+def test_a_damaged_checkpoint_is_noticed_and_the_one_before_used(
+    how: str, whole: dict[str, Path], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    before, newest = stopped(whole["client state"], run)
+    damage(newest, how)
+    out = succeeds("run", "--resume", run)
+    assert f"{newest.name} is damaged" in out
+    assert f"going on after round {int(before.stem.removeprefix('round-'))}" in out
+    same_record(run, whole["client state"])
+    assert any(newest.name in note for note in result(run)["notes"])
+
+
+def test_with_all_checkpoints_damaged_a_run_says_so(whole: dict[str, Path], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    for path in stopped(whole["stateless"], run):
+        damage(path, "truncated")
+    before = everything(run)
+    said = complaint(isofed("run", "--resume", run), 1)
+    assert "no checkpoint" in said and "damaged" in said
+    assert everything(run) == before
+
+
+def test_without_checkpoints_a_run_starts_again(whole: dict[str, Path], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    stopped(whole["stateless"], run)
+    shutil.rmtree(run / "checkpoints")
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"round": 151, "accu')  # as a kill leaves it
+    succeeds("run", "--resume", run)
+    same_record(run, whole["stateless"])
+
+
+def test_the_recorded_configuration_repeats_the_run(whole: dict[str, Path], tmp_path: Path) -> None:
+    for kind in ("stateless", "client state", "persistent momentum"):
+        succeeds("run", whole[kind] / "config.yaml", f"out={tmp_path / kind}")
+        same_record(tmp_path / kind, whole[kind])
+        assert config(tmp_path / kind) == config(whole[kind])
+    succeeds("run", whole["stateless"], "seed=1", f"out={tmp_path / 'other'}")  # a folder stands for its configuration
+    assert model(tmp_path / "other") != model(whole["stateless"])
+
+
+# --- Ctrl-C
+
+
+def interrupted(command: Command, within: float = 5) -> str:
+    """Press Ctrl-C; what is said must be one sentence, soon."""
+    began = time.monotonic()
+    command.interrupt()
+    done = command.wait()
+    took = time.monotonic() - began
+    said = complaint(done, 130)
+    assert took < within, f"{took:.1f} s"
+    assert said.startswith("stopped")
+    return said
+
+
+@pytest.mark.parametrize("kind", ["client state", "workers"])
+def test_ctrl_c_in_the_rounds(kind: str, whole: dict[str, Path], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    command = start("run", *QUICK, *KINDS[kind], f"out={run}")
+    command.when(lambda: size(run / "metrics.jsonl") > 5000)
+    assert f"isofed run --resume {run}" in interrupted(command)
+    all_gone(command.pid)
+    done = len(metrics(run))
+    assert 0 < done < ROUNDS
+    assert f"going on after round {done}" in succeeds("run", "--resume", run)  # nothing that was finished is lost
+    same_record(run, whole[kind])
+
+
+def test_ctrl_c_while_workers_start_is_quiet(whole: dict[str, Path], tmp_path: Path) -> None:
+    """Workers take seconds to import torch, in which they cannot yet ignore the signal by themselves."""
+    run = tmp_path / "run"
+    command = start("run", *QUICK, *KINDS["workers"], f"out={run}")
+    command.when(lambda: len(workers_of(command.pid)) == 1)
+    time.sleep(0.3)
+    assert f"--resume {run}" in interrupted(command)
+    all_gone(command.pid)
+
+
+def test_ctrl_c_twice_and_long_visits_do_not_hold_it_up(tmp_path: Path) -> None:
+    file = tmp_path / "methods.py"
+    file.write_text(METHODS)
+    words = (*QUICK, f"method={file}:Slow", "executor=workers", "workers=1")
+    command = start("run", *words, f"out={tmp_path / 'run'}")
+    command.when(lambda: any("worker-" in p.name for f in shared_folders(command.pid) for p in f.iterdir()), 5)
+    time.sleep(0.5)
+    command.interrupt()
+    time.sleep(0.05)
+    interrupted(command)
+    all_gone(command.pid)
+
+
+def test_ctrl_c_in_an_evaluation_leaves_no_gap(tmp_path: Path) -> None:
+    words = ("data=synthetic:samples=60,test=200000,size=3", "model=mlp", "partition=iid", "clients=2", "rounds=4")
+    words = (*words, "local_epochs=1", "executor=serial", "train_loss=false")
+    succeeds("run", *words, f"out={tmp_path / 'whole'}")
+    run = tmp_path / "run"
+    command = start("run", *words, f"out={run}")
+    command.when(lambda: size(run / "metrics.jsonl") > 0)
+    time.sleep(metrics(run)[0]["seconds"] + 0.03)  # nearly all of a round's time is its evaluation
+    interrupted(command)
+    succeeds("run", "--resume", run)
+    same_record(run, tmp_path / "whole")
+
+
+def test_ctrl_c_in_the_server_step_leaves_a_whole_state(tmp_path: Path) -> None:
+    file, flag = tmp_path / "methods.py", tmp_path / "flag"
+    file.write_text(METHODS)
+    words = (*QUICK, "rounds=6", f"method={file}:StoppedWhileAggregating:flag={flag}", "executor=serial")
+    said = complaint(isofed("run", *words, f"out={tmp_path / 'run'}"), 130)
+    assert "--resume" in said and flag.exists()
+    succeeds("run", "--resume", tmp_path / "run")
+    succeeds("run", *words, f"out={tmp_path / 'whole'}")  # the flag is there: nothing stops it
+    same_record(tmp_path / "run", tmp_path / "whole")
