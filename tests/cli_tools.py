@@ -48,18 +48,17 @@ class Command:
 
     def kill(self) -> Done:
         """SIGKILL, as by the kernel: nothing can be cleaned up."""
-        os.kill(self.pid, signal.SIGKILL)
+        self._server.ask({"signal": signal.SIGKILL, "pid": self.pid})
         return self.wait()
 
     def interrupt(self) -> None:
         """Ctrl-C: the terminal sends SIGINT to all processes of the command."""
-        os.killpg(self.pid, signal.SIGINT)
+        self._server.ask({"signal": signal.SIGINT, "pid": self.pid})
 
     def wait(self, timeout: float = 60) -> Done:
         code = self._server.ask({"wait": self.pid, "timeout": timeout})["code"]
         if code is None:
-            os.kill(self.pid, signal.SIGKILL)
-            self._server.ask({"wait": self.pid, "timeout": 60})
+            self.kill()
             raise TimeoutError(f"still running after {timeout} s: {self._out.read_text()}{self._err.read_text()}")
         return Done(code, self._out.read_text(), self._err.read_text())
 
@@ -317,6 +316,11 @@ def _serve() -> None:
             reply: dict[str, Any] = {"pid": pid}
         elif "poll" in request:
             reply = {"over": over(request["poll"])}
+        elif "signal" in request:
+            reply = {}
+            if not over(request["pid"]):  # one that is over and reaped may have given its number away
+                send = os.kill if request["signal"] == signal.SIGKILL else os.killpg
+                send(request["pid"], request["signal"])
         else:
             end = time.monotonic() + request["timeout"]
             while not over(request["wait"]) and time.monotonic() < end:

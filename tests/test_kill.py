@@ -25,7 +25,6 @@ from tests.cli_tools import (
     model,
     result,
     same_record,
-    shared_folders,
     start,
     succeeds,
     workers_of,
@@ -81,7 +80,10 @@ class StoppedWhileAggregating(Method):
 class Slow(Method):
     """Visits that take their time."""
 
+    flag: str = ""
+
     def begin(self, visit):
+        Path(self.flag).touch()
         time.sleep(30)
 '''
 
@@ -180,7 +182,7 @@ def test_the_executor_may_change_when_a_run_goes_on(whole: dict[str, Path], tmp_
 
 def test_only_one_process_writes_a_run(whole: dict[str, Path], tmp_path: Path) -> None:
     run = tmp_path / "run"
-    first = start("run", *QUICK, "rounds=100000", f"out={run}")
+    first = start("run", *QUICK, "rounds=100000", "executor=serial", f"out={run}")
     first.when(lambda: size(run / "metrics.jsonl") > 0)
     assert "in use by another process" in complaint(isofed("run", "--resume", run), 2)
     assert "in use by another process" in complaint(isofed("run", *QUICK, f"out={run}"), 2)
@@ -226,7 +228,7 @@ def test_other_data_are_noticed_when_a_run_goes_on(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     images, labels = rng.integers(0, 255, (40, 3, 3), dtype=np.uint8), np.arange(40) % 2
     np.savez(tmp_path / "data.npz", images=images, labels=labels)
-    words = (f"data={tmp_path / 'data.npz'}", "model=mlp", "partition=iid", "clients=2", "rounds=100000")
+    words = (f"data={tmp_path / 'data.npz'}", "model=mlp", "partition=iid", "clients=2", "rounds=100000", "executor=serial")
     command = start("run", *words, f"out={tmp_path / 'run'}")
     command.when(lambda: any((tmp_path / "run").glob("checkpoints/*.safetensors")))
     command.kill()
@@ -339,10 +341,9 @@ def test_ctrl_c_while_workers_start_is_quiet(whole: dict[str, Path], tmp_path: P
 def test_ctrl_c_twice_and_long_visits_do_not_hold_it_up(tmp_path: Path) -> None:
     file = tmp_path / "methods.py"
     file.write_text(METHODS)
-    words = (*QUICK, f"method={file}:Slow", "executor=workers", "workers=1")
+    words = (*QUICK, f"method={file}:Slow:flag={tmp_path / 'flag'}", "executor=workers", "workers=1")
     command = start("run", *words, f"out={tmp_path / 'run'}")
-    command.when(lambda: any("worker-" in p.name for f in shared_folders(command.pid) for p in f.iterdir()), 5)
-    time.sleep(0.5)
+    command.when(lambda: (tmp_path / "flag").exists())
     command.interrupt()
     time.sleep(0.05)
     interrupted(command)

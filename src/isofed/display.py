@@ -65,6 +65,7 @@ class Display(BatchWatcher):
     def __init__(self, console: Console, quiet: bool = False) -> None:
         self.console, self.quiet = console, quiet
         self._live: Live | None = None
+        self._said: set[tuple[int, str]] = set()
 
     @contextmanager
     def showing(self) -> Iterator[None]:
@@ -75,6 +76,12 @@ class Display(BatchWatcher):
             self._live = None
         else:
             yield
+
+    def _new(self, line: dict[str, Any]) -> list[dict[str, Any]]:
+        """The events of a round that have not been shown before; what happens every round is said once."""
+        new = [e for e in line.get("events", []) if (e["client"], e["event"]) not in self._said]
+        self._said |= {(e["client"], e["event"]) for e in new}
+        return new
 
     def reading(self, done: int, of: int) -> None:
         if self._live is not None:
@@ -92,8 +99,6 @@ class RunDisplay(Display):
         self._clock, self._total, self._first = Clock(), s.rounds, run.round
         self._line: dict[str, Any] = run.history[-1] if run.history else {"round": 0}
         self._clients = (0, 1)
-        for note in notes_about(run):
-            self.note(note)
         if not self.quiet:
             clients = len(run.world.clients)
             self.console.print(
@@ -112,7 +117,7 @@ class RunDisplay(Display):
         if line.get("accuracy") is None:  # not judged this time: show the last that was
             line = {**line, "accuracy": self._line.get("accuracy"), "loss": self._line.get("loss")}
         self._line, self._clients = line, (0, 1)
-        for event in line.get("events", []):
+        for event in self._new(line):
             self.note(f"round {line['round']}: client {event['client']} {event['event']}")
         every = max(1, self._total // 10)
         if self._live is None and not self.quiet and (line["round"] % every == 0 or line["round"] == self._total):
@@ -149,8 +154,7 @@ class CompareDisplay(Display):
         self._refresh()
 
     def start(self, run: Federation) -> None:
-        for note in notes_about(run):
-            self.note(f"{self._current}, seed {self._seed}: {note}")
+        self._said = set()
 
     def client(self, done: int, of: int) -> None:
         self._refresh()
@@ -159,7 +163,7 @@ class CompareDisplay(Display):
         self._now = line["round"] / self._rounds
         if line.get("accuracy") is not None:
             self._accuracy[self._current] = line["accuracy"]
-        for event in line.get("events", []):
+        for event in self._new(line):
             self.note(
                 f"{self._current}, seed {self._seed}, round {line['round']}: client {event['client']} {event['event']}"
             )
@@ -199,16 +203,6 @@ class CompareDisplay(Display):
         left = self._clock.left(self._done + self._now, self._total)
         table.caption = f"{int(self._done)} of {int(self._total)} runs, {left} left"
         self._live.update(table)
-
-
-def notes_about(run: Federation) -> list[str]:
-    """What a person should know about a split before reading its numbers."""
-    s, sizes = run.settings, [len(c) for c in run.world.clients]
-    notes = []
-    small = sum(1 for n in sizes if 0 < n < s.batch_size)
-    if s.last_batch == "drop" and small:
-        notes.append(f"{small} of {len(sizes)} clients have less than one batch and take no step (last_batch=drop)")
-    return notes
 
 
 def _number(value: float | None) -> str:

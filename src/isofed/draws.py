@@ -28,14 +28,20 @@ def generator(seed: int, purpose: str, *place: int) -> np.random.Generator:
 
 @contextmanager
 def torch_seeded(seed: int, purpose: str, *place: int) -> Iterator[None]:
-    """Run a block whose draws from torch's default CPU generator are keyed like :func:`generator`.
+    """Run a block whose draws from torch's default generators are keyed like :func:`generator`.
 
-    PyTorch's own initialisers draw from that generator; its state before the block is restored afterwards,
-    so the caller's random numbers are not disturbed either.
+    PyTorch's own initialisers and dropout draw from those generators; their states before the block are restored
+    afterwards, so the caller's random numbers are not disturbed either.
     """
-    before = torch.get_rng_state()
-    torch.default_generator.manual_seed(int.from_bytes(_digest(seed, purpose, place)[:7], "little"))
+    generators = [torch.default_generator]
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        generators.append(torch.cuda.default_generators[torch.cuda.current_device()])
+    before = [g.get_state() for g in generators]
+    number = int.from_bytes(_digest(seed, purpose, place)[:7], "little")
+    for g in generators:
+        g.manual_seed(number)
     try:
         yield
     finally:
-        torch.set_rng_state(before)
+        for g, state in zip(generators, before, strict=True):
+            g.set_state(state)

@@ -49,11 +49,10 @@ class Judge:
     def _global(self, part: str, weights: Tensor) -> dict[str, Any]:
         """The one global model on the whole part; summed over domains where there are some."""
         scores = [self.executor.score(part, index, weights) for index in self._domains(part)]
-        total = sum(scores[1:], scores[0])
-        line = _summary(total)
+        line = _summary(sum(scores[1:], scores[0]))
         if self.world.dataset.domains:
             named = zip(self.world.dataset.domains, scores, strict=True)
-            line["domain_accuracy"] = {name: _accuracy(score) for name, score in named}
+            line["domain_accuracy"] = {name: _accuracy(score) for name, score in named if score.seen.any()}
         return line
 
     def _own(self, part: str, weights: Tensor, states: States) -> dict[str, Any]:
@@ -61,9 +60,9 @@ class Judge:
         chosen = self._chosen()
         scores = [self.executor.score(part, self._of_client(part, c), weights, states(c)) for c in chosen]
         line = _summary(sum(scores[1:], scores[0]))
-        own = [_accuracy(s) for s in scores]
-        line["accuracy"] = float(np.mean(own))
-        line["client_accuracy"] = dict(zip(map(str, chosen), own, strict=True))
+        own = {str(c): _accuracy(s) for c, s in zip(chosen, scores, strict=True) if s.seen.any()}
+        line["accuracy"] = float(np.mean(list(own.values())))
+        line["client_accuracy"] = own
         return line
 
     def _domains(self, part: str) -> list[np.ndarray]:

@@ -102,6 +102,7 @@ class Federation:
         context = Run(
             len(self.world.dataset.classes),
             len(self.world.clients),
+            len(self.world.parts["train"]),
             settings.rounds,
             settings.momentum,
             settings.nesterov,
@@ -181,6 +182,9 @@ class Federation:
                 events.append({"client": outcome.client, "event": outcome.problem})
             else:
                 collected.add(outcome)
+                if not outcome.steps:
+                    why = "less than one batch" if s.last_batch == "drop" else "a single sample"
+                    events.append({"client": outcome.client, "event": f"took no step: it has {why}"})
             watch.client(done, len(jobs))
         if not collected.clients:
             why = f": client {events[0]['client']} {events[0]['event']}" if events else ""

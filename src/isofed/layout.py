@@ -38,6 +38,13 @@ class Policy(StrEnum):
     RESET = "reset"
 
 
+def _policy(name: str, text: str) -> Policy:
+    try:
+        return Policy(text)
+    except ValueError:
+        raise UserError(f"the policy of '{name}' must be one of {', '.join(Policy)}, not '{text}'") from None
+
+
 @dataclass(frozen=True)
 class Entry:
     """One tensor's place in the vector."""
@@ -77,7 +84,7 @@ class Layout:
     @classmethod
     def of(cls, network: nn.Module, policies: Mapping[str, Policy] | None = None) -> Layout:
         """Lay out a network's floating-point tensors. Integer buffers (batch counters) are left where they are."""
-        policies = dict(policies or {})
+        policies = {name: _policy(name, policy) for name, policy in (policies or {}).items()}
         parameters = dict(network.named_parameters())
         tensors = parameters | {n: b for n, b in network.named_buffers() if b.is_floating_point()}
         unknown = sorted(set(policies) - set(tensors))

@@ -14,6 +14,7 @@ of a frozen dataclass, so types, defaults and the list of known keys come from o
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import types
 import typing
@@ -22,7 +23,7 @@ from typing import Any, Literal, TypeVar
 from isofed.errors import UserError, unknown
 
 T = TypeVar("T")
-_PLUS = re.compile(r"(?<![0-9][eE])\+")  # a sum sign, not the exponent of 1e+5
+_PLUS = re.compile(r"(?<![0-9.][eE])\+|\+(?![0-9])")  # a plus between names, not that of an exponent as in 1e+5
 _FILE = re.compile(r"^(?P<file>.*?\.py:[A-Za-z_]\w*)(?::(?P<options>.*))?$")
 
 
@@ -151,22 +152,56 @@ def convert(value: Any, hint: Any, what: str) -> Any:
             return word in ("true", "yes", "on", "1")
         raise UserError(f"{what} must be true or false, not '{show(value)}'")
     if hint is int:
-        try:
-            number = float(value)
-        except (TypeError, ValueError):
-            number = float("nan")
-        if isinstance(value, bool) or not number.is_integer():
-            raise UserError(f"{what} must be a whole number, not '{show(value)}'")
-        return int(number)
+        return _whole(value, what)
     if hint is float:
-        try:
-            number = float(value)
-        except (TypeError, ValueError):
-            number = float("nan")
-        if isinstance(value, bool) or number != number:
+        found = _float(value)
+        if math.isnan(found):
             raise UserError(f"{what} must be a number, not '{show(value)}'")
-        return number
+        return found
     return str(value)
+
+
+def _float(value: Any) -> float:
+    try:
+        return math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
+
+
+def _whole(value: Any, what: str) -> int:
+    if not isinstance(value, bool):
+        try:
+            return int(str(value))  # not by way of a float, which cannot hold every whole number
+        except ValueError:
+            if _float(value).is_integer():
+                return int(_float(value))
+    raise UserError(f"{what} must be a whole number, not '{show(value)}'")
+
+
+def number(default: Any, **limits: float) -> Any:
+    """A dataclass field with a range: any of ``at_least``, ``above``, ``at_most`` and ``below``."""
+    return dataclasses.field(default=default, metadata=limits)
+
+
+def check_ranges(thing: Any) -> None:
+    """Refuse numbers outside the range of their field, and those that are not finite."""
+    signs = {"at_least": "at least", "above": "above", "at_most": "at most", "below": "below"}
+    for field in dataclasses.fields(thing):
+        value = getattr(thing, field.name)
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            continue
+        limits = field.metadata
+        inside = (
+            math.isfinite(value)
+            and value >= limits.get("at_least", -math.inf)
+            and value <= limits.get("at_most", math.inf)
+            and not value <= limits.get("above", -math.inf)
+            and not value >= limits.get("below", math.inf)
+        )
+        if not inside:
+            wanted = " and ".join(f"{signs[k]} {v:g}" for k, v in limits.items()) or "finite"
+            name = type(thing).__name__.lower()
+            raise UserError(f"{field.name} of method '{name}' must be {wanted}, not {show(value)}")
 
 
 def describe(thing: Any, name: str, full: bool = False) -> Choice:

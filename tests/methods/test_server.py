@@ -13,7 +13,7 @@ from isofed.methods import Composition, Round, Run, parse
 from tests.engine.plain import TOLERANCE, Named, Plain, distance, mean, participants, small
 
 SIZE = 48
-RUN = Run(10, 4, 5, 0.9, False, Layout.of(torch.nn.Linear(SIZE - 16, 1)), torch.device("cpu"))
+RUN = Run(10, 4, 100, 5, 0.9, False, Layout.of(torch.nn.Linear(SIZE - 16, 1)), torch.device("cpu"))
 
 
 def updates(rounds: int = 5, seed: int = 3) -> list[np.ndarray]:

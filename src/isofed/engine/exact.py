@@ -1,10 +1,10 @@
 """Sums whose result does not depend on the order of the terms.
 
 Clients finish in any order, and floating-point addition is not associative. Here each contribution is first split
-into a multiple of 2^-12 and a rest rounded to a multiple of 2^-64. float64 adds multiples of a fixed power of two
-without any rounding as long as the sums stay in range, so every order gives the same bits; the rounding to 2^-64 is
-far below that of the float32 weights themselves. What could leave the range is refused (:func:`fits`), never
-summed wrongly.
+into a multiple of 2^-20 and a rest, at most 2^-21, rounded to a multiple of 2^-58. float64 adds multiples of a fixed
+power of two without any rounding as long as the sums stay below 2^53 of them, so every order gives the same bits; the
+rounding to 2^-58 is far below that of the float32 weights themselves. What could leave the range is refused
+(:func:`fits`), never summed wrongly.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import math
 import torch
 from torch import Tensor
 
-LIMIT = 2.0**38  # of a single value: sums of scaled values then stay below 2^40 = 2^-12 * 2^52
-_COARSE = 1.5 * 2.0**40  # adding and subtracting it rounds to a multiple of 2^-12
-_FINE = 1.5 * 2.0**-12  # the same for 2^-64
+LIMIT = 2.0**31  # of a single value: the coarse sum, of weights that add up to at most 1, stays below 2^32
+CARRY = 2**15  # terms after which the fine sum, at most 2^-21 each, is brought back to one such term
+_COARSE = 1.5 * 2.0**32  # adding and subtracting it rounds to a multiple of 2^-20
+_FINE = 1.5 * 2.0**-6  # the same for 2^-58
 
 
 class ExactSum:
@@ -30,6 +31,7 @@ class ExactSum:
         self._scale = 2.0 ** -math.ceil(math.log2(expected))
         self._coarse: Tensor | None = None
         self._fine: Tensor | None = None
+        self._terms = 0
         self.weight = 0.0
 
     def add(self, value: Tensor, weight: float = 1.0) -> None:
@@ -43,6 +45,11 @@ class ExactSum:
             self._coarse.add_(coarse)
             self._fine.add_(fine)
         self.weight += weight
+        self._terms += 1
+        if self._terms % CARRY == 0:
+            carried = (self._fine + _COARSE).sub_(_COARSE)
+            self._coarse.add_(carried)
+            self._fine.sub_(carried)
 
     def sum(self) -> Tensor:
         if self._coarse is None or self._fine is None:

@@ -20,24 +20,23 @@ class Batches:
 
 def batches(samples: np.ndarray, s: Settings, batch_norm: bool, rng: np.random.Generator) -> Batches:
     """Cut a client's samples, shuffled anew for each epoch, into the batches of a visit."""
+    sizes = _sizes(len(samples), s)
+    usable = [n for n in sizes if n > 1 or not batch_norm]
+    if s.epochs is not None:
+        epochs = s.epochs
+    else:
+        epochs = -(-(s.local_steps or 0) // len(usable)) if usable else 0
     rows: list[np.ndarray] = []
     skipped = 0
-    epoch_sizes = _sizes(len(samples), s)
-    usable = [n for n in epoch_sizes if n > 1 or not batch_norm]
-    epochs = s.epochs if s.epochs is not None else -(-s.local_steps // max(len(usable), 1)) if s.local_steps else 0
-    for _ in range(epochs if usable else 0):
+    for _ in range(epochs):
         shuffled = rng.permutation(samples)
-        cut = 0
-        for size in epoch_sizes:
+        for size, end in zip(sizes, np.cumsum(sizes).tolist(), strict=True):
+            if len(rows) == s.local_steps:
+                break
             if size > 1 or not batch_norm:
-                rows.append(shuffled[cut : cut + size])
+                rows.append(shuffled[end - size : end])
             else:
                 skipped += 1
-            cut += size
-    if not usable and epoch_sizes:
-        skipped = 1
-    if s.local_steps:
-        rows = rows[: s.local_steps]
     order = np.zeros((len(rows), s.batch_size), np.int32)
     for row, chosen in zip(order, rows, strict=True):
         row[: len(chosen)] = chosen

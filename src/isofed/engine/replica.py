@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from isofed.draws import generator
+from isofed.draws import generator, torch_seeded
 from isofed.engine.exact import fits
 from isofed.engine.plan import batches
 from isofed.engine.step import LocalStep, Pictures, refill
 from isofed.engine.world import World
+from isofed.errors import UserError
 from isofed.layout import Policy, Tensors
 from isofed.methods import Visit
 from isofed.models import has_batch_norm
@@ -62,6 +63,11 @@ class Score:
     seen: np.ndarray  # int64 [classes]
     loss: float  # summed over samples
 
+    @classmethod
+    def none(cls, classes: int) -> Score:
+        """Of no samples at all."""
+        return cls(np.zeros(classes, np.int64), np.zeros(classes, np.int64), 0.0)
+
     def __add__(self, other: Score) -> Score:
         return Score(self.correct + other.correct, self.seen + other.seen, self.loss + other.loss)
 
@@ -84,12 +90,14 @@ class Replica:
         )
         self.run, self.flat = self.local.run, self.local.flat
         self.initial = self.flat.clone()
+        # Integer buffers are not part of a model that can be averaged: each visit starts from their first values.
+        self.counters = [(b, b.clone()) for b in network.buffers() if not b.is_floating_point()]
         self.fresh_state = {k: v.clone() for k, v in self.local.step.state.items()}
 
     def visit(self, job: Job, weights: Tensor, sent: Tensors, state: Tensors | None) -> Outcome:
         """Train at one client, from the server's weights (whole layout) and what the client remembers."""
         began = time.perf_counter()
-        with one_thread(self.device):
+        with one_thread(self.device), torch_seeded(self.world.settings.seed, "torch", job.round, job.client):
             visit, skipped = self._arrive(job, weights, sent, state)
             self.local.method.begin(visit)
             self.local.network.train()
@@ -105,6 +113,8 @@ class Replica:
         layout = self.run.layout
         self.flat.copy_(weights)
         self.flat[layout.reset].copy_(self.initial[layout.reset])
+        for buffer, value in self.counters:
+            buffer.copy_(value)
         if state and "isofed.home" in state:
             pieces = self._home()
             torch._foreach_copy_(pieces, list(state["isofed.home"].to(self.device).split([len(p) for p in pieces])))
@@ -118,8 +128,10 @@ class Replica:
         samples = self.world.clients[job.client]
         self.load(weights, state)
         step.start.copy_(step.weights)
-        remembered = self.fresh_state if state is None else {k: v for k, v in state.items() if k in step.state}
-        refill(step.state, remembered)
+        for unannounced in step.state.keys() - self.fresh_state.keys():  # of the client before
+            del step.state[unannounced]
+        own = {k: v for k, v in (state or {}).items() if not k.startswith("isofed.")}
+        refill(step.state, self.fresh_state | own)
         refill(step.sent, {k: v.to(self.device) for k, v in sent.items()})
         if state and "isofed.momentum" in state:
             local.momentum.copy_(state["isofed.momentum"])
@@ -161,7 +173,10 @@ class Replica:
         if local.augment.parts:
             rng = generator(s.seed, "augment", *place)
             plan |= local.augment.draw(visit.steps, s.batch_size, rng, self.world.dataset.shape)
-        plan |= local.method.plan(visit, lambda name: generator(s.seed, f"method/{name}", *place))
+        drawn = local.method.plan(visit, lambda name: generator(s.seed, f"method/{name}", *place))
+        if taken := sorted(drawn.keys() & plan.keys()):
+            raise UserError(f"a method's plan uses the name '{taken[0]}', which is the round's own; choose another")
+        plan |= drawn
         refill(step.plan, {k: torch.from_numpy(v).to(self.device) for k, v in plan.items()}, grow=True)
         return visit, made.skipped
 
@@ -177,10 +192,10 @@ class Replica:
         trained_on = sum(visit.sizes)
         outcome = Outcome(
             visit.client,
-            visit.update,
+            visit.update.clone(),  # whatever a method has put there may be one of the replica's own tensors
             self.flat[layout.shared_trained.stop : layout.shared.stop].clone(),
-            visit.mean,
-            visit.sum,
+            {k: v.clone() for k, v in visit.mean.items()},
+            {k: v.clone() for k, v in visit.sum.items()},
             state,
             loss=float(self.local.loss) / trained_on if trained_on else float("nan"),
             steps=visit.steps,

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from isofed.engine.replica import CHUNK, Job, Outcome, Replica, Score
 from isofed.engine.world import World
+from isofed.errors import RunError
 from isofed.layout import Tensors
 
 States = Callable[[int], Tensors | None]  # what a client remembers; nothing before its first visit
@@ -47,12 +48,14 @@ class Serial:
 
     def score(self, part: str, index: np.ndarray, weights: Tensor, state: Tensors | None = None) -> Score:
         self.replica.load(weights, state)
-        scores = [self.replica.score(part, piece) for piece in chunks(index)]
-        return sum(scores[1:], scores[0])
+        return sum((self.replica.score(part, piece) for piece in chunks(index)), Score.none(self.replica.run.classes))
 
     def answer(self, exchange: str, jobs: Sequence[Job], weights: Tensor, states: States) -> Iterator[Tensors]:
         for job in jobs:
-            yield self.replica.answer(exchange, job, weights, states(job.client))
+            try:
+                yield self.replica.answer(exchange, job, weights, states(job.client))
+            except Exception as error:
+                raise RunError(f"client {job.client} has no answer to '{exchange}': it {failure(error)}") from error
 
 
 def chunks(index: np.ndarray) -> list[np.ndarray]:

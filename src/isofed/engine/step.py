@@ -48,7 +48,16 @@ class LocalStep:
         self.flat = layout.pack(network, device)
         network.to(device)
         layout.bind(network, self.flat)
-        self.run = Run(classes, clients, settings.rounds, settings.momentum, settings.nesterov, layout, device)
+        self.run = Run(
+            classes,
+            clients,
+            len(train.labels),
+            settings.rounds,
+            settings.momentum,
+            settings.nesterov,
+            layout,
+            device,
+        )
 
         step = self.step = Step()
         step.run, step.network = self.run, network

@@ -43,9 +43,10 @@ class Worker:
         assert self.replica is not None
         shared = self.shared.read(request["shared"])
         weights = shared.pop("weights")
+        sent = {k.removeprefix("sent/"): v for k, v in shared.items()}
         state = self.own.read(request["state"]) if request["state"] else None
         if kind == "train":
-            return self._train(Job(**request["job"]), weights, shared, state)
+            return self._train(Job(**request["job"]), weights, sent, state)
         if kind == "score":
             self.replica.load(weights, state)
             score = self.replica.score(request["part"], np.array(request["index"], dtype=np.int64))

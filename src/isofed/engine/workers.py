@@ -82,6 +82,7 @@ class _Process:
         except WorkerDied:
             if self.unwanted:
                 raise
+            self.close()
             self.inbox = Inbox()
             self._start()
             if self.set_up is not None and request["do"] != "set-up":
@@ -167,7 +168,7 @@ class Workers:
         pool.each(set_up)
 
     def train(self, jobs: Sequence[Job], weights: Tensor, sent: Tensors, states: States) -> Iterator[Outcome]:
-        letter = self.pool.shared.post({"weights": weights, **sent})
+        letter = self.pool.shared.post({"weights": weights} | {f"sent/{k}": v for k, v in sent.items()})
         sizes = {job.client: steps_of(len(self.world.clients[job.client]), self.world.settings) for job in jobs}
         longest_first = sorted(jobs, key=lambda job: (-sizes[job.client], job.client))
 
@@ -188,21 +189,21 @@ class Workers:
         pieces = list(enumerate(chunks(index)))
 
         def judge(process: _Process, piece: tuple[int, np.ndarray]) -> tuple[int, Score]:
-            reply = self._answered(
-                process, _request("score", letter, process, state, part=part, index=piece[1].tolist())
-            )
+            request = _request("score", letter, process, state, part=part, index=piece[1].tolist())
+            reply = self._answered(process, request, "an evaluation")
             correct, seen = np.array(reply["correct"]), np.array(reply["seen"])
             return piece[0], Score(correct, seen, float.fromhex(reply["loss"]))
 
         scores = [score for _, score in sorted(self._share_out(pieces, judge), key=lambda pair: pair[0])]
-        return sum(scores[1:], scores[0])
+        return sum(scores, Score.none(len(self.world.dataset.classes)))
 
     def answer(self, exchange: str, jobs: Sequence[Job], weights: Tensor, states: States) -> Iterator[Tensors]:
         letter = self.pool.shared.post({"weights": weights})
 
         def ask(process: _Process, job: Job) -> tuple[int, Tensors]:
             extra = {"exchange": exchange, "job": dataclasses.asdict(job)}
-            reply = self._answered(process, _request("answer", letter, process, states(job.client), **extra))
+            request = _request("answer", letter, process, states(job.client), **extra)
+            reply = self._answered(process, request, f"client {job.client} has no answer to '{exchange}': it")
             return job.client, {k: v.clone() for k, v in process.inbox.read(reply["letter"]).items()}
 
         waiting: dict[int, Tensors] = {}
@@ -213,13 +214,13 @@ class Workers:
                 yield waiting.pop(order.pop(0))
 
     @staticmethod
-    def _answered(process: _Process, request: dict[str, Any]) -> dict[str, Any]:
+    def _answered(process: _Process, request: dict[str, Any], what: str) -> dict[str, Any]:
         try:
             reply = process.ask_again(request)
         except WorkerDied as error:
-            raise RunError(f"an evaluation was lost: {error}") from None
+            raise RunError(f"{what} was lost: {error}") from None
         if "error" in reply:
-            raise RunError(f"an evaluation {reply['error']}")
+            raise RunError(f"{what} {reply['error']}")
         return reply
 
     def _share_out(self, tasks: Sequence[Any], do: Callable[[_Process, Any], Any]) -> Iterator[Any]:

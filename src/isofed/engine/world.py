@@ -11,7 +11,7 @@ from isofed.config import Settings
 from isofed.data import Dataset, Part, load, validation_split
 from isofed.data.augment import parse as parse_augment
 from isofed.data.partition import split
-from isofed.draws import generator
+from isofed.draws import generator, torch_seeded
 from isofed.errors import UserError
 from isofed.models import Network, create, has_batch_norm
 
@@ -49,7 +49,8 @@ class World:
         """A new network with the initial weights, as the methods want it built."""
         s = self.settings
         network = create(s.model, classes=len(self.dataset.classes), shape=self.dataset.shape, norm=s.norm, seed=s.seed)
-        s.method.build(network, len(self.dataset.classes), generator(s.seed, "build"))
+        with torch_seeded(s.seed, "build"):
+            s.method.build(network, len(self.dataset.classes), generator(s.seed, "build"))
         return network
 
     def fractions(self) -> np.ndarray:

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from isofed.layout import Layout, Policy, Tensors
 from isofed.models.base import Network, Output
+from isofed.spec import check_ranges
 
 if TYPE_CHECKING:
     from isofed.config import Settings
@@ -39,6 +40,7 @@ class Run:
 
     classes: int
     clients: int  # the whole population, not one round's
+    samples: int  # of the training part
     rounds: int
     momentum: float
     nesterov: bool
@@ -163,6 +165,9 @@ class Method:
     copies: ClassVar[tuple[str, ...]] = ()  # frozen copies of the network that a step reads
     pooled: ClassVar[bool] = False  # all data at one client: not federated at all
     paper: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
 
     @property
     def pull(self) -> float:

@@ -11,12 +11,19 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from isofed import spec
-from isofed.errors import UserError
+from isofed.errors import UserError, unknown
 from isofed.layout import Policy, Tensors
 from isofed.methods.base import Draws, Method, Round, Run, Step, Visit
 from isofed.methods.registry import find
 from isofed.models.base import Network
 from isofed.plugins import shorten
+
+PLACES_OWNED = {
+    "head": "the classifier head",
+    "base": "the base loss",
+    "combine": "how client updates are combined",
+    "server": "the server step",
+}
 
 
 class Composition:
@@ -42,21 +49,24 @@ class Composition:
         self._client_state, self._server_state, self._send = who("client_state"), who("server_state"), who("send")
         self._begin, self._end, self._batch = who("begin"), who("end"), who("batch")
         self._loss, self._around, self._gradient = who("loss"), who("around"), who("gradient")
-        self._aggregate, self._evaluated = who("aggregate"), who("evaluated")
+        # Whoever owns the server's step acts on what the others make of the update, wherever it is written.
+        self._aggregate = sorted(who("aggregate"), key=lambda hook: "server" in hook.__self__.owns)
+        self._evaluated = who("evaluated")
         self._planners = [(n, m) for n, m in parts if type(m).plan is not Method.plan]
         self._base = self.owners["base"].base if "base" in self.owners else None
 
     @staticmethod
     def _check(parts: tuple[tuple[str, Method], ...]) -> None:
-        for place, what in (
-            ("head", "the classifier head"),
-            ("base", "the base loss"),
-            ("combine", "how client updates are combined"),
-            ("server", "the server step"),
-        ):
+        for place, what in PLACES_OWNED.items():
             owners = [name for name, m in parts if place in m.owns]
             if len(owners) > 1:
                 raise UserError(f"'{owners[0]}' and '{owners[1]}' both decide {what}; use one of them")
+        for name, method in parts:
+            _check_places(name, method)
+        asked = [question for _, m in parts for question in m.exchanges]
+        for question in asked:
+            if asked.count(question) > 1:
+                raise UserError(f"two parts of the method ask the clients the same question '{question}'")
         names = [name for name, _ in parts]
         for name in names:
             if names.count(name) > 1:
@@ -113,7 +123,11 @@ class Composition:
         """Draws of all parts; ``rng`` gives each part a generator of its own, so parts do not shift each other."""
         draws: Draws = {}
         for name, method in self._planners:
-            draws |= method.plan(visit, rng(name))
+            # A file's place on the disk must not decide its draws: only the name of the class in it does.
+            mine = method.plan(visit, rng(name.rsplit(":", 1)[-1]))
+            if taken := sorted(mine.keys() & draws.keys()):
+                raise UserError(f"two parts of '{self}' use the same name '{taken[0]}' in their plans")
+            draws |= mine
         return draws
 
     def begin(self, visit: Visit) -> None:
@@ -162,6 +176,16 @@ class Composition:
     def evaluated(self, server: Tensors) -> Tensor | None:
         judged = [w for w in (hook(server) for hook in self._evaluated) if w is not None]
         return judged[-1] if judged else None
+
+
+def _check_places(name: str, method: Method) -> None:
+    """An owner must own something that exists, and what only owners are asked for must have its owner."""
+    for place in method.owns:
+        if place not in PLACES_OWNED:
+            raise unknown(f"place that '{name}' could have in `owns` called", place, PLACES_OWNED)
+    for hook in ("base", "combine"):
+        if getattr(type(method), hook) is not getattr(Method, hook) and hook not in method.owns:
+            raise UserError(f"'{name}' writes {hook}() but does not own it; add owns = frozenset({{'{hook}'}})")
 
 
 def _wrapped(hook: Callable[..., None], step: Step, inner: Callable[[], None]) -> Callable[[], None]:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from isofed.layout import Tensors
 from isofed.methods.base import Method, Round, Run, Step, Visit
+from isofed.spec import number
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class FedDyn(Method):
     client's size relative to the mean, as that code does.
     """
 
-    alpha: float = 0.01
+    alpha: float = number(0.01, at_least=0)
     evaluate: Literal["mean", "sent"] = "mean"
     scale_alpha: bool = False
 
@@ -41,7 +42,7 @@ class FedDyn(Method):
         return {"feddyn.h": run.zeros(torch.float64), "feddyn.mean": run.zeros(torch.float64)}
 
     def begin(self, visit: Visit) -> None:
-        relative = visit.fraction * visit.run.clients if self.scale_alpha else 1.0
+        relative = visit.samples * visit.run.clients / visit.run.samples if self.scale_alpha else 1.0
         visit.state["feddyn.alpha"].fill_(self.alpha / relative)
 
     def gradient(self, step: Step) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from isofed.layout import Tensors
 from isofed.methods.base import Method, Round, Run
+from isofed.spec import number
 
 
 @dataclass(frozen=True)
@@ -20,11 +21,11 @@ class _FedOpt(Method):
     bias of the first rounds as Adam does (``bias_correction=true``).
     """
 
-    lr: float = 0.1
-    beta1: float = 0.9
-    beta2: float = 0.99
-    tau: float = 1e-3
-    v0: float | None = None
+    lr: float = number(0.1, above=0)
+    beta1: float = number(0.9, at_least=0, below=1)
+    beta2: float = number(0.99, at_least=0, below=1)
+    tau: float = number(1e-3, above=0)
+    v0: float | None = number(None, at_least=0)
     bias_correction: bool = False
 
     owns: ClassVar[frozenset[str]] = frozenset({"server"})
@@ -79,7 +80,7 @@ class FedAdagrad(_FedOpt):
     w <- w + lr m / (sqrt(v) + tau); beta1 is 0, so there is no momentum unless it is set.
     """
 
-    beta1: float = 0.0
+    beta1: float = number(0.0, at_least=0, below=1)
 
     def second_moment(self, v: Tensor, square: Tensor) -> Tensor:
         return v + square

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from isofed.methods.base import Method, Step
+from isofed.spec import number
 
 
 @dataclass(frozen=True)
@@ -15,7 +16,7 @@ class FedProx(Method):
     Adds (mu/2) ||w - w_received||^2 to the local loss, as its gradient mu (w - w_received), over all trained weights.
     """
 
-    mu: float = 0.01
+    mu: float = number(0.01, at_least=0)
 
     paper: ClassVar[str] = "Li et al. 2020, Federated optimization in heterogeneous networks"
 

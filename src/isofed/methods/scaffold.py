@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from isofed.layout import Tensors
 from isofed.methods.base import Method, Round, Run, Step, Visit
 from isofed.methods.momentum import progress, refuse_persistent
+from isofed.spec import number
 
 if TYPE_CHECKING:
     from isofed.config import Settings
@@ -28,7 +29,7 @@ class Scaffold(Method):
     """
 
     option: Literal[1, 2] = 2
-    lr: float = 1.0  # of the server
+    lr: float = number(1.0, above=0)  # of the server
 
     paper: ClassVar[str] = "Karimireddy et al. 2020, SCAFFOLD: stochastic controlled averaging"
 
