@@ -1,4 +1,4 @@
-"""Real ``isofed`` processes for the tests, cheaply: importing torch takes seconds, forking a process that has it does not.
+"""Real ``isofed`` processes for the tests, cheaply: importing torch takes seconds, forking a process that has it not.
 
 Run as a script, this file is that process. It imports what the commands need, computes nothing, and forks a child for
 each command: an ordinary process in a session of its own, with its own folder, output files, limits and exit code, that
@@ -66,12 +66,15 @@ class Command:
         """What it has printed so far."""
         return self._out.read_text()
 
+    def over(self) -> bool:
+        return bool(self._server.ask({"poll": self.pid})["over"])
+
     def when(self, happened: Callable[[], bool], timeout: float = 30) -> None:
         """Wait until something has happened, or the command is over."""
         end = time.monotonic() + timeout
         while not happened():
             assert time.monotonic() < end, f"did not happen: {self._out.read_text()}{self._err.read_text()}"
-            if self._server.ask({"poll": self.pid})["over"]:
+            if self.over():
                 return
             time.sleep(0.005)
 
@@ -236,7 +239,7 @@ def shared_folders(pid: int) -> list[Path]:
     return [p for base in ("/dev/shm", tempfile.gettempdir()) for p in Path(base).glob(f"isofed-{pid}-*")]
 
 
-def all_gone(pid: int, timeout: float = 15) -> None:
+def all_gone(pid: int, timeout: float = 30) -> None:
     """Workers and shared memory of a command that is over must go by themselves."""
     end = time.monotonic() + timeout
     while workers_of(pid) or shared_folders(pid):
@@ -262,8 +265,9 @@ def _child(request: dict[str, Any]) -> int:
         handle = os.open(name, flags | os.O_APPEND)
         os.dup2(handle, number)
         os.close(handle)
-    for number, stream in ((1, "stdout"), (2, "stderr")):
-        setattr(sys, stream, open(number, "w", 1 if os.isatty(number) else -1, encoding="utf-8", closefd=False))
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        buffering = 1 if os.isatty(number) else -1
+        setattr(sys, name, os.fdopen(number, "w", buffering, encoding="utf-8", closefd=False))
     os.chdir(request["cwd"])
     os.environ.update(request["env"])
     if request["limit"] is not None:

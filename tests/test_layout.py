@@ -73,7 +73,7 @@ def test_pack_copies_and_bind_makes_the_network_a_view() -> None:
     layout = Layout.of(network, POLICIES)
     flat = layout.pack(network)
     flat_before = flat.clone()
-    network.stages["stage1"][0].weight.data.add_(1)  # not bound yet: the vector must not follow
+    network.get_parameter("stages.stage1.0.weight").data.add_(1)  # not bound yet: the vector must not follow
     assert torch.equal(flat, flat_before)
 
     layout.bind(network, flat)
@@ -153,7 +153,7 @@ def test_integer_buffers_stay_outside() -> None:
     layout.bind(network, layout.pack(network))
     network.train()
     network(torch.zeros(3, 4))
-    assert int(network[1].num_batches_tracked) == 1
+    assert int(network.get_buffer("1.num_batches_tracked")) == 1
 
 
 def test_scalars_and_odd_shapes_round_trip() -> None:

@@ -129,7 +129,16 @@ def methods(
     name: Annotated[str | None, typer.Argument(help="a method to explain", show_default=False)] = None,
     debug: Debug = False,
 ) -> None:
-    """List the methods, or explain one: what it does, where in a round it acts, its options and its paper."""
+    """List the methods, or explain one: what it does, where in a round it acts, its options and its paper.
+
+    [bold]Examples[/]
+
+      isofed methods
+
+      isofed methods scaffold
+
+      isofed methods path/to/mine.py:Mine
+    """
     from isofed import commands
 
     commands.methods(console, name)
@@ -154,7 +163,12 @@ def data(words: Words = None, debug: Debug = False) -> None:
 
 @command
 def settings(debug: Debug = False) -> None:
-    """List every setting of a run with its default and meaning."""
+    """List every setting of a run with its default and meaning.
+
+    [bold]Examples[/]
+
+      isofed settings
+    """
     from isofed import commands
 
     commands.settings(console)

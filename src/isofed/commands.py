@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -82,7 +83,7 @@ def _print_result(console: Console, result: Result, folder: Path) -> None:
 
 def compare(console: Console, words: Sequence[str], quiet: bool) -> None:
     """Methods over seeds, ending in a table."""
-    methods = [w for w in words if not is_setting(w) and not w.endswith((".yaml", ".yml"))]
+    methods = [w for w in words if is_method(w)]
     values = read_words(w for w in words if w not in methods)
     out = values.pop("out", None)
     given = values.pop("methods", None) or values.pop("method", None)
@@ -143,16 +144,19 @@ def _print_comparison(console: Console, rows: Sequence[tables.Row], s: Settings,
 
 def tune(console: Console, words: Sequence[str], quiet: bool) -> None:
     """A grid on the validation part, then the chosen point on the test part."""
-    methods = [w for w in words if not is_setting(w) and "." not in w.partition("=")[0] and not w.endswith(".yaml")]
-    method_options = [w for w in words if not is_setting(w) and w not in methods and not w.endswith(".yaml")]
+    method_options = [w for w in words if _OPTION.match(w)]
+    methods = [w for w in words if w not in method_options and is_method(w)]
     plain = read_words(w for w in words if w not in methods and w not in method_options)
     method = methods[0] if methods else plain.pop("method", None)
     if method is None or len(methods) > 1:
         raise UserError("tune takes one method, for example: isofed tune fedprox lr=0.01,0.1")
     out = plain.pop("out", None)
     seeds = seeds_of(plain.pop("seeds", 1), spec.convert(plain.pop("seed", 0), int, "seed"))
-    grid = {k: _values(v) for k, v in plain.items() if len(_values(v)) > 1}
+    grid = {k: _values(v) for k, v in plain.items() if len(_values(v)) > 1 or "." in k}
     grid |= {k: _values(v) for k, _, v in (w.partition("=") for w in method_options)}
+    for key, tried in grid.items():
+        if not tried:
+            raise UserError(f"'{key}=' names no value to try; write several, such as {key}=0.01,0.1")
     values = {k: v for k, v in plain.items() if k not in grid}
     plans, root = plan_tuning(method, grid, seeds, values, Path(str(out)) if out else None)
     display = CompareDisplay(console, quiet)
@@ -173,6 +177,14 @@ def tune(console: Console, words: Sequence[str], quiet: bool) -> None:
     tables.write(trials, root, "tuning", more)
     console.print(f"recorded in {root}", highlight=False, markup=False)
     _report_failures(batch)
+
+
+_OPTION = re.compile(r"^[A-Za-z_]\w*\.[A-Za-z_]\w*=")  # fedprox.mu=..., an option of a part of the method
+
+
+def is_method(word: str) -> bool:
+    """Whether a word of the command line stands for itself: neither key=value nor a YAML file."""
+    return not is_setting(word) and not word.endswith((".yaml", ".yml"))
 
 
 def _values(given: Any) -> list[str]:
@@ -255,9 +267,11 @@ def _options(cls: type[Method]) -> str:
 
 def data(console: Console, words: Sequence[str]) -> None:
     """What a data set holds and who gets what."""
-    given = [w for w in words if not is_setting(w) and not w.endswith((".yaml", ".yml"))]
+    given = [w for w in words if is_method(w)]
     values = read_words(w for w in words if w not in given)
     chart = values.pop("picture", None)
+    if len(given) > 1:
+        raise UserError(f"data shows one data set at a time, not {len(given)}: {' '.join(given)}")
     if given:
         values["data"] = given[0]
     if "data" not in values:
@@ -302,13 +316,17 @@ def _print_split(console: Console, world: World) -> None:
     if train.domains is not None:
         domains = domains_of(partitions.counts(world.clients, train.domains, len(dataset.domains)), dataset.domains)
     made = table(counts, dataset.classes, domains)
-    out = simple_table(*made.columns, *([""] if console.width >= 100 else []))
+    widths = [max(map(len, column)) + 1 for column in zip(made.columns, *made.rows, strict=True)]
+    if sum(widths) > console.width:  # without the classes, rather than with numbers cut off
+        made = table(counts, dataset.classes, domains, most_classes=0)
+    roomy = sum(widths) + 12 <= console.width
+    out = simple_table(*made.columns, *([""] if roomy else []))
     out.padding = (0, 1, 0, 0)
     largest = max(1, int(counts.sum(1).max()))
     sizes = {str(c): int(n) for c, n in enumerate(counts.sum(1))}
     for row in made.rows:
         bar = "█" * int(np.ceil(12 * sizes[row[0]] / largest)) if row[0] in sizes else ""
-        out.add_row(*row, *([f"{bar:<12}"] if console.width >= 100 else []))
+        out.add_row(*row, *([f"{bar:<12}"] if roomy else []))
     console.print(out)
 
 

@@ -12,9 +12,11 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from isofed import spec
+from isofed.data import absolute
 from isofed.data.augment import parse as parse_augment
+from isofed.data.partition import FromFile
 from isofed.data.partition import parse as parse_partition
-from isofed.errors import UserError, unknown
+from isofed.errors import IsofedError, UserError, unknown
 from isofed.methods import Composition
 from isofed.methods import parse as parse_method
 from isofed.models.base import norm_layer
@@ -26,7 +28,9 @@ _SETTING = re.compile(r"^[A-Za-z_][A-Za-z_0-9]*=")
 class Settings(BaseModel):
     """Every setting of a run, with its default and what it means."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, arbitrary_types_allowed=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False, arbitrary_types_allowed=True
+    )
 
     method: Any = Field("fedavg", description="methods joined by '+', such as fedprox:mu=0.01+fedbn")
     data: str = Field(
@@ -82,6 +86,24 @@ class Settings(BaseModel):
     def _model(cls, value: str) -> str:
         return resolve(value) if is_file_reference(value) else value
 
+    @field_validator("data")
+    @classmethod
+    def _data(cls, value: str) -> str:
+        return absolute(value)
+
+    @field_validator("root")
+    @classmethod
+    def _root(cls, value: str | None) -> str | None:
+        return None if value is None else str(Path(value).expanduser().absolute())
+
+    @field_validator("partition")
+    @classmethod
+    def _partition(cls, value: str) -> str:
+        kind = parse_partition(value)
+        if isinstance(kind, FromFile):
+            return f"from_file:{Path(kind.path).expanduser().absolute()}"
+        return value
+
     @model_validator(mode="after")
     def _together(self) -> Settings:
         if self.local_epochs and self.local_steps:
@@ -102,10 +124,14 @@ class Settings(BaseModel):
         lr_at(self, 1)
         parse_augment(self.augment)
         norm_layer(self.norm or "none")
-        parse_partition(self.partition)
         keep_rule(self.keep, "keep")
         keep_rule(self.keep_clients, "keep_clients")
-        self.method.check(self)
+        try:
+            self.method.check(self)
+        except IsofedError:
+            raise
+        except Exception as error:
+            raise UserError(f"the method '{self.method}' refuses these settings: {error}") from error
         return self
 
     @property
@@ -130,6 +156,8 @@ def settings(values: Mapping[str, Any]) -> Settings:
         said = first.get("ctx", {}).get("error")
         if isinstance(said, UserError):
             raise said from None
+        if not first["loc"]:
+            raise UserError(f"the settings are not possible: {said or first['msg']}") from None
         key, problem = str(first["loc"][0]), first["msg"].removeprefix("Input ").removeprefix("Value error, ")
         raise UserError(f"{key}={spec.show(values.get(key))} is not possible: it {problem}") from None
 
@@ -174,13 +202,15 @@ def read_words(words: Iterable[str]) -> dict[str, Any]:
 
 def _may_be_none(key: str) -> bool:
     field = Settings.model_fields.get(key)
-    return field is not None and field.default is None
+    return field is not None and field.default is None and key != "norm"  # where 'none' is a choice of its own
 
 
 def lr_at(s: Settings, round: int) -> float:
     """The local learning rate of a round, counted from 1; it is constant within a round."""
     choice = spec.parse_one(s.lr_schedule, "lr_schedule")
     options = {k: v for k, v in choice.options}
+    if len(options) < len(choice.options):
+        raise UserError(f"lr_schedule '{s.lr_schedule}' gives an option twice")
     if choice.name == "constant" and not options:
         return s.lr
     if choice.name == "cosine" and not options:
@@ -201,6 +231,8 @@ def keep_rule(text: str, key: str) -> int | None:
         return None
     if choice.name == "last" and not choice.options and key == "keep_clients":
         return 0
-    if choice.name == "every" and len(values) == 1 and str(values[0]).isdigit() and int(values[0]) > 0:
-        return int(values[0])
+    if choice.name == "every" and len(values) == len(choice.options) == 1:
+        number = str(values[0])
+        if number.isdecimal() and int(number) > 0:
+            return int(number)
     raise UserError(f"{key} must be none, {'last, ' if key == 'keep_clients' else ''}or every:N, not '{text}'")

@@ -36,7 +36,8 @@ def simple_table(*columns: str, title: str | None = None) -> Table:
     """A table with the first column to the left and numbers to the right."""
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for n, column in enumerate(columns):
-        table.add_column(column, justify="left" if n == 0 else "right", no_wrap=True)
+        # A long name is folded rather than a number cut.
+        table.add_column(column, justify="left" if n == 0 else "right", no_wrap=n > 0, overflow="fold")
     return table
 
 

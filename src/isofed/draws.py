@@ -16,8 +16,7 @@ import torch
 
 
 def _digest(seed: int, purpose: str, place: tuple[int, ...]) -> bytes:
-    text = "/".join(["isofed", str(seed), purpose, *map(str, place)])
-    return hashlib.blake2b(text.encode(), digest_size=16).digest()
+    return hashlib.blake2b(repr((seed, purpose, place)).encode(), digest_size=16).digest()
 
 
 def generator(seed: int, purpose: str, *place: int) -> np.random.Generator:

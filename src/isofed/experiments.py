@@ -20,11 +20,14 @@ from isofed.config import Settings
 from isofed.config import settings as make_settings
 from isofed.data import Dataset, load
 from isofed.engine.choose import available_cores, may_use_workers
+from isofed.engine.serial import failure
 from isofed.engine.workers import Pool
 from isofed.errors import RunError, UserError, unknown
 from isofed.federation import Federation
+from isofed.methods import Composition
+from isofed.plugins import is_file_reference
 from isofed.progress import Watcher
-from isofed.records import RunFolder
+from isofed.records import CONFIG, RunFolder
 from isofed.result import Result
 
 _HOW = {"executor", "workers", "device"}  # settings that say how a run is computed, not what it computes
@@ -62,10 +65,12 @@ class BatchWatcher(Watcher):
 
 def seeds_of(given: Any, first: int = 0) -> list[int]:
     """``3`` means three seeds from the first on; ``1,5,9`` or a list means those."""
-    if isinstance(given, (list, tuple)):
-        return [spec.convert(s, int, "seeds") for s in given]
-    if "," in str(given):
-        return seeds_of([s for s in str(given).split(",") if s.strip()])
+    if isinstance(given, (list, tuple)) or "," in str(given):
+        listed = given if isinstance(given, (list, tuple)) else [s for s in str(given).split(",") if s.strip()]
+        seeds = [spec.convert(s, int, "seeds") for s in listed]
+        if not seeds or len(set(seeds)) < len(seeds):
+            raise UserError(f"seeds={spec.show(given)} must list at least one seed, and each only once")
+        return seeds
     count = spec.convert(given, int, "seeds")
     if count < 1:
         raise UserError(f"seeds must be at least 1, not {count}")
@@ -85,7 +90,9 @@ def plan_comparison(
         if names.count(name) > 1:
             raise UserError(f"the method '{name}' is given twice; name each method once")
     root = Path(out) if out else Path("runs") / f"compare-{_short([built[0].to_dict() | {'method': ''}])}"
-    plans = [Plan(row, s, root / _slug(row) / f"seed-{s.seed}") for row, s in zip(rows, built, strict=True)]
+    plans = [
+        Plan(row, s, root / _slug(_stable(s.method)) / f"seed-{s.seed}") for row, s in zip(rows, built, strict=True)
+    ]
     return plans, root
 
 
@@ -120,9 +127,10 @@ def apply_point(values: Mapping[str, Any], point: Mapping[str, str]) -> dict[str
             continue
         choices = spec.parse(changed["method"], "method")
         names = [c.name for c in choices]
-        if part not in names:
+        chosen = [n for n in names if n == part or n.endswith(f":{part}")]  # a class of a file goes by its own name
+        if not chosen:
             raise unknown(f"part of the method '{changed['method']}' called", part, names)
-        changed["method"] = "+".join(str(_with(c, option, value) if c.name == part else c) for c in choices)
+        changed["method"] = "+".join(str(_with(c, option, value) if c.name in chosen else c) for c in choices)
     return changed
 
 
@@ -134,6 +142,8 @@ def _with(choice: spec.Choice, option: str, value: str) -> spec.Choice:
 def run_all(plans: Sequence[Plan], watcher: BatchWatcher) -> Batch:
     """Make every run that is not there yet; a run that fails does not stop the others."""
     batch = Batch()
+    for plan in plans:
+        _check_folder(plan)
     watcher.batch(plans)
     data = _Data(watcher)
     with _pool(plans) as pool:
@@ -141,9 +151,12 @@ def run_all(plans: Sequence[Plan], watcher: BatchWatcher) -> Batch:
             watcher.run(plan)
             try:
                 result = _run(plan, data, pool, watcher)
-            except RunError as error:
-                batch.failures.setdefault(plan.row, {})[plan.settings.seed] = str(error)
-                watcher.failed(plan, str(error))
+            except UserError:
+                raise
+            except Exception as error:  # also what a method of the user's own may raise
+                why = str(error) if isinstance(error, RunError) else f"it {failure(error)}"
+                batch.failures.setdefault(plan.row, {})[plan.settings.seed] = why
+                watcher.failed(plan, why)
             else:
                 batch.results.setdefault(plan.row, {})[plan.settings.seed] = result
     if not batch.results:
@@ -158,15 +171,8 @@ def _failures(batch: Batch) -> Iterator[str]:
 
 def _run(plan: Plan, data: _Data, pool: Pool | None, watcher: Watcher) -> Result:
     how = {k: getattr(plan.settings, k) for k in _HOW}
-    if (plan.folder / "config.yaml").exists():
+    if (plan.folder / CONFIG).exists():
         folder = RunFolder.open(plan.folder)
-        wanted = json.loads(json.dumps(plan.settings.to_dict()))
-        for key, value in folder.config.items():
-            if key not in _HOW and wanted.get(key) != value:
-                raise UserError(
-                    f"{plan.folder} holds a run with {key}={spec.show(value)}, not {spec.show(wanted.get(key))}; "
-                    "choose another out="
-                )
         done = folder.result()
         if done is not None:
             result = Result.from_dict(done, folder.metrics(), folder.path)
@@ -175,6 +181,19 @@ def _run(plan: Plan, data: _Data, pool: Pool | None, watcher: Watcher) -> Result
         return Federation.resume(plan.folder, dataset=data.get(plan.settings), pool=pool, **how).fit(watcher)
     dataset = data.get(plan.settings)
     return Federation(out=plan.folder, dataset=dataset, pool=pool, **dict(plan.settings)).fit(watcher)
+
+
+def _check_folder(plan: Plan) -> None:
+    """A folder that holds a run already must hold this one."""
+    if not (plan.folder / CONFIG).exists():
+        return
+    wanted = json.loads(json.dumps(plan.settings.to_dict()))
+    for key, value in RunFolder.open(plan.folder).config.items():
+        if key not in _HOW and wanted.get(key) != value:
+            raise UserError(
+                f"{plan.folder} holds a run with {key}={spec.show(value)}, not {spec.show(wanted.get(key))}; "
+                "choose another out="
+            )
 
 
 class _Data:
@@ -209,6 +228,13 @@ def _slug(text: str) -> str:
     """A text as a folder name that still tells a person what it is."""
     plain = "".join(c if c.isalnum() or c in "+=.,-" else "_" for c in text.replace(":", "-").replace(" ", ","))
     return plain if len(plain) <= 80 else f"{plain[:60]}-{_short([text])}"
+
+
+def _stable(method: Composition) -> str:
+    """A method's text that is the same from whichever folder it is looked at; files go by name and a digest."""
+    files = [name for name, _ in method.parts if is_file_reference(name)]
+    parts = [spec.describe(m, Path(n).name if n in files else n) for n, m in method.parts]
+    return "+".join(map(str, parts)) + (f"-{_short(files)}" if files else "")
 
 
 def _short(things: list[Any]) -> str:

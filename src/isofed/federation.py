@@ -24,8 +24,8 @@ from isofed.engine.workers import Pool
 from isofed.engine.world import World
 from isofed.errors import RunError, UserError
 from isofed.evaluation import Judge
-from isofed.layout import Layout, Tensors
-from isofed.methods import Method, Round, Run
+from isofed.layout import Layout, Policy, Tensors
+from isofed.methods import Method, Round
 from isofed.progress import Watcher
 from isofed.records import RunFolder, environment
 from isofed.result import Result
@@ -99,16 +99,7 @@ class Federation:
         self._pool = pool
         network = self.world.network()
         self.layout = Layout.of(network, settings.method.share(network))
-        context = Run(
-            len(self.world.dataset.classes),
-            len(self.world.clients),
-            len(self.world.parts["train"]),
-            settings.rounds,
-            settings.momentum,
-            settings.nesterov,
-            self.layout,
-            self.device,
-        )
+        context = self.world.context(self.layout, self.device)
         weights = self.layout.pack(network, self.device)
         self.state = State(0, weights, settings.method.server_state(context), {})
         self.history: list[dict[str, Any]] = []
@@ -245,7 +236,9 @@ class Federation:
         return State(number, weights, round.server, before.clients | collected.states)
 
     def _kept(self) -> str:
-        return f" The state after round {self.round} is kept in {self.folder.path}." if self.folder else ""
+        if not self.folder or not self.round:
+            return ""
+        return f" The state after round {self.round} is kept in {self.folder.path}."
 
     def _judged(self, state: State) -> Tensor:
         """The weights that are evaluated and kept as the model, in the order of the layout."""
@@ -331,10 +324,13 @@ class Federation:
         jobs = [Job(last + 1, c, lr_at(self.settings, last), float(fractions[c])) for c in clients]
         total: Tensors = {}
         size = 0
-        for answer in executor.answer(name, jobs, model, self.state.clients.get):  # in a fixed order, so plain sums do
+        sent = self.settings.method.send(self.state.server)
+        # In a fixed order, so that plain sums do.
+        for answer in executor.answer(name, jobs, model, sent, self.state.clients.get):
             for key, value in answer.items():
                 total[key] = total[key] + value if key in total else value.clone()
                 size += value.numel() * 4
         model = model.clone()
         method.finish(name, total, self.layout.views(model))
-        return model, {"exchange": name, "bytes_up": size}
+        down = 4 * self.layout.count(Policy.SHARED) * len(jobs)
+        return model, {"exchange": name, "bytes_up": size, "bytes_down": down}

@@ -33,12 +33,14 @@ def shorten(text: str) -> str:
 
 
 def load_from_file(text: str, kind: str) -> Any:
-    """The object that ``file.py:name`` refers to. The file is run once per process."""
+    """The object that ``file.py:name`` refers to. Each version of the file is run once per process."""
     file, name = resolve(text).rsplit(":", 1)
     path = Path(file)
     if not path.is_file():
         raise UserError(f"the {kind} '{text}' needs the file {path}, which does not exist")
-    key = "isofed_file_" + hashlib.blake2b(str(path).encode(), digest_size=8).hexdigest()
+    # By content too: a file that was edited in the course of a session is read again, as a new process would.
+    content = path.read_bytes()
+    key = "isofed_file_" + hashlib.blake2b(str(path).encode() + b"\0" + content, digest_size=8).hexdigest()
     module = sys.modules.get(key)
     if module is None:
         spec = importlib.util.spec_from_file_location(key, path)

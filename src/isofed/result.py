@@ -30,7 +30,8 @@ class Result:
         notes: what a person should know about the run.
         history: one record per round.
         folder: where it is recorded.
-        weights: the final model's tensors by name.
+        weights: the final model's tensors by name; those that stay at home with the clients are as they were at the
+            start here, and each client's own are in ``model.safetensors``.
     """
 
     method: str
@@ -76,7 +77,7 @@ class Result:
             rounds_to_target=reached[0] if reached else None,
             seconds=sum(line["seconds"] for line in history),
             bytes_up=sum(line["bytes_up"] for line in history) + sum(e["bytes_up"] for e in exchanges),
-            bytes_down=sum(line["bytes_down"] for line in history),
+            bytes_down=sum(line["bytes_down"] for line in history) + sum(e["bytes_down"] for e in exchanges),
             validation_accuracy=last["accuracy"] if s.validation else None,
             class_accuracy=final["class_accuracy"],
             exchanges=exchanges,

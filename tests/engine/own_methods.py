@@ -127,6 +127,41 @@ class Twice(Count):
 
 
 @dataclass(frozen=True)
+class Echo(Method):
+    """Asks after the last round for what the server sent."""
+
+    exchanges: ClassVar[tuple[str, ...]] = ("echo",)
+
+    def server_state(self, run: Run) -> Tensors:
+        return {"echo.round": torch.zeros(1)}
+
+    def aggregate(self, round: Round) -> None:
+        round.server["echo.round"] += 1
+
+    def send(self, server: Tensors) -> Tensors:
+        return {"echo.round": server["echo.round"]}
+
+    def answer(self, exchange: str, visit: Visit) -> Tensors:
+        return {"heard": visit.sent["echo.round"]}
+
+    def finish(self, exchange: str, total: Tensors, weights: Tensors) -> None:
+        weights["head.bias"].copy_(total["heard"])
+
+
+@dataclass(frozen=True)
+class Guess(Method):
+    """Answers with numbers from torch's own generator, as a few steps with dropout would."""
+
+    exchanges: ClassVar[tuple[str, ...]] = ("guess",)
+
+    def answer(self, exchange: str, visit: Visit) -> Tensors:
+        return {"guess": torch.rand(4)}
+
+    def finish(self, exchange: str, total: Tensors, weights: Tensors) -> None:
+        weights["head.bias"].copy_(total["guess"])
+
+
+@dataclass(frozen=True)
 class Near(Method):
     """Keeps features close to those of the received model and of the client's last one, as MOON does."""
 

@@ -110,7 +110,8 @@ def zeros(like: Named, names: list[str]) -> Named:
 def mean(models: list[Named], weights: list[float]) -> Named:
     """The weighted mean of whole models, running statistics included."""
     total = sum(weights)
-    return {k: sum(m[k] * (w / total) for m, w in zip(models, weights, strict=True)) for k in models[0]}
+    shares = torch.tensor([w / total for w in weights], dtype=torch.float64)
+    return {k: torch.einsum("k,k...->...", shares, torch.stack([m[k] for m in models])) for k in models[0]}
 
 
 def distance(found: Named, wanted: Named) -> float:

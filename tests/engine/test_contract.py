@@ -139,7 +139,9 @@ def addresses(replica: Replica) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("settings", [{}, {"augment": "crop:1+flip", "momentum": 0.9, "persistent_momentum": True}])
-@pytest.mark.parametrize("method", ["fedavg", "scaffold:option=1", "scaffold", "feddyn+fedbn", "fednova+fedprox+fedadam"])
+@pytest.mark.parametrize(
+    "method", ["fedavg", "scaffold:option=1", "scaffold", "feddyn+fedbn", "fednova+fedprox+fedadam"]
+)
 def test_nothing_moves_from_visit_to_visit(method: str, settings: dict[str, Any]) -> None:
     if "persistent_momentum" in settings and ("scaffold" in method or "nova" in method):
         settings = {k: v for k, v in settings.items() if k != "persistent_momentum"}

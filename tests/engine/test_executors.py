@@ -93,6 +93,44 @@ def test_a_message_may_have_any_name(one_worker: Pool, two_workers: Pool) -> Non
     assert content(run)["weights"] == content(plain)["weights"]
 
 
+def test_a_question_comes_with_what_the_server_sends(two_workers: Pool) -> None:
+    # One client a round, two workers: the second one has never been sent anything when the question comes.
+    settings: dict[str, Any] = {"method": f"{HERE}:Echo", "participation": 0.25, "rounds": 3}
+    results = [small(**settings).fit(), small(**settings, executor="workers", pool=two_workers).fit()]
+    heard = [r.weights["head.bias"].tolist() for r in results]
+    assert heard[0] == heard[1] == [4 * 3.0] * 4  # four clients, each after three rounds
+
+
+def test_answers_draw_from_the_seed(two_workers: Pool) -> None:
+    before = global_states()
+    pools: list[dict[str, Any]] = [{}, {}, {"executor": "workers", "pool": two_workers}]
+    drawn = [small(method=f"{HERE}:Guess", rounds=1, **more).fit().weights["head.bias"].tolist() for more in pools]
+    assert drawn[0] == drawn[1] == drawn[2]
+    assert global_states() == before
+
+
+def test_a_full_gradient_waits_until_every_part_has_begun(one_worker: Pool, two_workers: Pool) -> None:
+    # Its loss holds Near's term, which reads frozen copies: this client's, not those of whoever came before.
+    run = same_everywhere(one_worker, two_workers, method=f"scaffold:option=1+{HERE}:Near", rounds=2)
+    other = small(method=f"{HERE}:Near+scaffold:option=1", rounds=2)
+    other.fit()
+    assert content(run)["weights"] == content(other)["weights"]
+
+
+def test_a_methods_file_is_the_same_in_every_process(tmp_path: Path, one_worker: Pool) -> None:
+    # Edited between two runs of a session: workers must not run another version than this process does.
+    file = tmp_path / "edited.py"
+    text = Path(HERE).read_text()
+    file.write_text(text)
+    small(method=f"{file}:Ascend", rounds=1).fit()
+    file.write_text(
+        text.replace("rho: float = 0.05", "rho: float = 0.5").replace("step.weights.add_(up)", "step.weights.sub_(up)")
+    )
+    run, serial = (small(method=f"{file}:Ascend", executor=e, pool=one_worker) for e in ("workers", "serial"))
+    run.fit(), serial.fit()
+    assert content(run) == content(serial)
+
+
 def test_a_careless_method_gives_the_same_bytes(one_worker: Pool, two_workers: Pool) -> None:
     run = same_everywhere(one_worker, two_workers, method=f"{HERE}:Alias")
     assert all(line["events"] == [] for line in run.history)
@@ -117,7 +155,9 @@ def test_kept_clients_are_the_same_files(tmp_path: Path, two_workers: Pool) -> N
         "round-000002.safetensors",
     ]
     # A kept client's model is what it sent: their weighted mean is the round's model.
-    tensors = [load_tensors(tmp_path / "serial" / "kept" / f"round-000002-client-{k:06d}.safetensors")[0] for k in range(4)]
+    tensors = [
+        load_tensors(tmp_path / "serial" / "kept" / f"round-000002-client-{k:06d}.safetensors")[0] for k in range(4)
+    ]
     run = small(**settings)
     sizes = torch.tensor([len(c) for c in run.world.clients]).double()
     wanted, _ = load_tensors(tmp_path / "serial" / "kept" / "round-000002.safetensors")
@@ -240,7 +280,11 @@ def test_auto_takes_workers_only_where_they_pay(one_worker: Pool) -> None:
 
 
 def test_a_pool_serves_one_run_after_another(two_workers: Pool) -> None:
-    for settings in ({"model": "mlp"}, {"model": "cnn", "data": "synthetic:samples=300,test=30,classes=5"}, {"model": "mlp"}):
+    for settings in (
+        {"model": "mlp"},
+        {"model": "cnn", "data": "synthetic:samples=300,test=30,classes=5"},
+        {"model": "mlp"},
+    ):
         run, alone = small(**settings, executor="workers", pool=two_workers), small(**settings)
         run.fit(), alone.fit()
         assert content(run) == content(alone)

@@ -109,13 +109,13 @@ def test_orders_repeat_with_their_key_and_differ_without() -> None:
 
 
 @pytest.mark.parametrize(("chosen", "count"), [({"local_epochs": 3}, 21), ({"local_steps": 5}, 21)])
-def test_the_estimate_for_scheduling_is_the_number_of_steps(chosen: dict[str, int], count: int) -> None:
+def test_the_estimate_for_scheduling_is_the_number_of_steps(chosen: dict[str, Any], count: int) -> None:
     s = settings({"batch_size": 4, **chosen})
     assert steps_of(count, s) == len(rows(np.arange(count), batch_size=4, **chosen))
 
 
 def test_skipped_batches_reach_the_record() -> None:
-    usual = {
+    usual: dict[str, Any] = {
         "data": "synthetic:samples=27,test=10,classes=3",
         "partition": "iid",
         "clients": 3,

@@ -90,9 +90,7 @@ def test_an_exception_in_a_visit_is_an_event(place: str, executor: str, two_work
     plain = Plain(run)
     server = plain.start()
     for round in (1, 2):
-        server = mean(
-            [plain.local(server, round, k)[0] for k in (0, 1, 3)], [float(plain.sizes[k]) for k in (0, 1, 3)]
-        )
+        server = mean([plain.local(server, round, k)[0] for k in (0, 1, 3)], [float(plain.sizes[k]) for k in (0, 1, 3)])
     assert distance(result.weights, server) < TOLERANCE
 
 
@@ -143,7 +141,9 @@ def test_only_empty_clients_in_a_round_ends_it_with_a_reason(tmp_path: Path) -> 
 
 def test_a_client_that_cannot_take_a_step_is_told_of(tmp_path: Path) -> None:
     # With last_batch=drop and fewer samples than a batch a client never trains, yet it counts in every mean.
-    run = small(partition=split(tmp_path, [list(range(5)), list(range(5, 100))]), clients=None, last_batch="drop", rounds=1)
+    run = small(
+        partition=split(tmp_path, [list(range(5)), list(range(5, 100))]), clients=None, last_batch="drop", rounds=1
+    )
     line = run.fit().history[0]
     assert line["steps"] == 2 * (95 // 16)
     assert {"client": 0} in [{"client": e["client"]} for e in line["events"]]
@@ -341,12 +341,12 @@ def test_two_passes_around_a_step(momentum: float) -> None:
         norm = torch.cat([g.reshape(-1) for g in first]).norm()
         with torch.no_grad():
             for p, g in zip(parameters, first, strict=True):
-                p += 0.1 * g / norm
+                p.add_(0.1 * g / norm)
         optimiser.zero_grad()
         cross_entropy(net(inputs).logits, labels).backward()
         with torch.no_grad():
             for p, g in zip(parameters, first, strict=True):
-                p -= 0.1 * g / norm
+                p.sub_(0.1 * g / norm)
         optimiser.step()
     assert distance(found, plain.start()) < TOLERANCE
 

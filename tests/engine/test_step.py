@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 
 
 def federation(**settings: Any) -> Federation:
-    usual = {
+    usual: dict[str, Any] = {
         "data": "synthetic:samples=120,test=20,classes=4",
         "partition": "quantity:2,min=20",
         "clients": 3,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
@@ -27,24 +27,28 @@ from tests.engine.plain import distance, small
 SERVERS = ("fedavgm", "fedadam", "fedyogi", "fedadagrad", "feddyn")
 
 
-def values_of(hint: Any) -> st.SearchStrategy[Any]:
+def values_of(name: str, hint: Any) -> st.SearchStrategy[Any]:
     if get_origin(hint) is Literal:
         return st.sampled_from(get_args(hint))
     if type(None) in get_args(hint):
-        return st.none() | values_of(next(a for a in get_args(hint) if a is not type(None)))
-    numbers = st.floats(1e-12, 1e12)
+        return st.none() | values_of(name, next(a for a in get_args(hint) if a is not type(None)))
+    numbers = st.floats(1e-12, 0.9999 if name in ("momentum", "beta1", "beta2") else 1e12)
     return {bool: st.booleans(), float: numbers, int: st.integers(0, 10**9)}.get(hint, st.just("x"))
 
 
 @st.composite
 def compositions(draw: Any) -> list[Method]:
-    chosen = draw(st.lists(st.sampled_from([n for n in names() if n != "central"]), min_size=1, max_size=4, unique=True))
+    chosen = draw(
+        st.lists(st.sampled_from([n for n in names() if n != "central"]), min_size=1, max_size=4, unique=True)
+    )
     server = [n for n in chosen if n in SERVERS]
     made = []
     for name in [n for n in chosen if n not in server[1:]]:
         cls = find(name)[1]
         hints = get_type_hints(cls)
-        options = {f.name: draw(values_of(hints[f.name])) for f in dataclasses.fields(cls) if draw(st.booleans())}
+        options = {
+            f.name: draw(values_of(f.name, hints[f.name])) for f in dataclasses.fields(cls) if draw(st.booleans())
+        }
         made.append(cls(**options))
     return made
 
@@ -190,7 +194,6 @@ def test_a_method_from_a_file(mine: str) -> None:
     assert parse(str(composition)).parts == composition.parts
     assert parse(composition.to_yaml()).parts == composition.parts
     assert parse(f"{mine}:Mine:0.25").parts[0][1] == parse([{f"{mine}:Mine": {"strength": 0.25}}]).parts[0][1]
-    assert str(parse(f"{mine}:Plain")) == f"{mine}:Plain"
 
 
 def test_a_relative_path_becomes_absolute(mine: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,7 +267,7 @@ def test_an_owner_must_be_known_and_a_hook_must_have_its_owner(tmp_path: Path) -
 
 
 @pytest.fixture
-def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A real distribution on the path: a package and the metadata that pip would have written."""
     site = tmp_path / "site"
     package, info = site / "tiny_plugin", site / "tiny_plugin-1.0.dist-info"
@@ -278,7 +281,7 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "tinygone = tiny_plugin:Nothing\ntinyforgot = tiny_plugin:Forgot\n"
     )
     monkeypatch.syspath_prepend(site)
-    yield site  # type: ignore[misc]
+    yield site
     sys.modules.pop("tiny_plugin", None)
 
 
@@ -367,7 +370,18 @@ def test_hooks_run_in_order_and_the_rightmost_wrapper_is_outermost() -> None:
     log: list[str] = []
     small(method=[recorder("a", log), recorder("b", log)], clients=1, partition="iid", local_steps=1,
           local_epochs=None, rounds=1).fit()  # fmt: skip
-    assert log == ["a begin", "b begin", "b in", "a in", "a loss", "b loss", "a out", "b out", "a gradient", "b gradient"]
+    assert log == [
+        "a begin",
+        "b begin",
+        "b in",
+        "a in",
+        "a loss",
+        "b loss",
+        "a out",
+        "b out",
+        "a gradient",
+        "b gradient",
+    ]
 
 
 def test_added_losses_add_up() -> None:

@@ -166,7 +166,9 @@ def test_each_client_is_judged_on_its_own_domain() -> None:
 
 
 def test_without_domains_each_client_is_judged_on_the_whole_test_part() -> None:
-    run = small(method="fedbn", model="cnn", rounds=3, participation=0.5, data="synthetic:samples=120,test=80,classes=4")
+    run = small(
+        method="fedbn", model="cnn", rounds=3, participation=0.5, data="synthetic:samples=120,test=80,classes=4"
+    )
     result = run.fit()
     plain = Plain(run)
     server, own = by_hand(run)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -80,7 +81,9 @@ def test_feddyn(settings: dict[str, Any], alpha: float) -> None:
 def test_the_weights_that_are_sent_can_be_judged() -> None:
     mean_, sent = small(method="feddyn:alpha=0.2"), small(method="feddyn:alpha=0.2,evaluate=sent")
     result, other = mean_.fit(), sent.fit()
-    assert mean_.state.weights.numpy().tobytes() == sent.state.weights.numpy().tobytes()  # training does not depend on it
+    assert (
+        mean_.state.weights.numpy().tobytes() == sent.state.weights.numpy().tobytes()
+    )  # training does not depend on it
     assert distance(other.weights, sent.layout.views(sent.state.weights)) == 0
     assert distance(result.weights, other.weights) > 1e-3
 
@@ -139,6 +142,16 @@ def test_scaled_alpha_follows_the_clients_size(weighting: str) -> None:
     for k, state in run.state.clients.items():
         wanted = 0.2 / (sizes[k] / (sum(sizes) / len(sizes)))
         assert float(state["feddyn.alpha"]) == pytest.approx(wanted, rel=1e-6)
+
+
+def test_scaled_alpha_counts_the_clients_samples_only(tmp_path: Path) -> None:
+    # A split from a file need not use all samples: the mean size is that of the clients, 10 and 30 here.
+    (tmp_path / "split.json").write_text(str([list(range(10)), list(range(10, 40))]))
+    split = f"from_file:{tmp_path / 'split.json'}"
+    run = small(method="feddyn:alpha=0.2,scale_alpha=true", partition=split, clients=None, rounds=1)
+    run.fit()
+    found = [float(run.state.clients[k]["feddyn.alpha"]) for k in (0, 1)]
+    assert found == pytest.approx([0.2 / (10 / 20), 0.2 / (30 / 20)], rel=1e-6)
 
 
 def test_communication_is_fedavgs() -> None:

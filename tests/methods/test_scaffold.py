@@ -52,7 +52,7 @@ def by_hand(run: Federation, option: int = 2, lr: float = 1.0) -> tuple[Named, N
         models, change = [], zeros(server, names)
         for k in who:
 
-            def correct(weights: Named, gradients: Gradients, k: int = k) -> None:
+            def correct(weights: Named, gradients: Gradients, k: int = k, c: Named = c) -> None:
                 for name, gradient in gradients.items():
                     gradient += c[name] - own[k][name]
 
@@ -62,7 +62,8 @@ def by_hand(run: Federation, option: int = 2, lr: float = 1.0) -> tuple[Named, N
                 new = full_gradient(plain, server, k)
             else:
                 part = responses(len(seen), s.momentum, s.nesterov)
-                new = {n: sum(p * g[n] for p, g in zip(part, seen, strict=True)) / sum(part) for n in names}
+                weights = torch.tensor(part).double() / sum(part)
+                new = {n: torch.einsum("k,k...->...", weights, torch.stack([g[n] for g in seen])) for n in names}
             change = {n: change[n] + population[k] * (new[n] - own[k][n]) for n in names}
             own[k] = {n: new[n].clone() for n in names}
         counts = [1.0 if s.weighting == "uniform" else float(plain.sizes[k]) for k in who]

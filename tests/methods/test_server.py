@@ -59,7 +59,10 @@ def test_fedavgm_forms_differ_by_the_factor() -> None:
 
 @pytest.mark.parametrize("damped", ["true", "false"])
 def test_fedavgm_without_momentum_is_fedavg_to_the_bit(damped: str) -> None:
-    run, other = small(model="cnn", rounds=3), small(model="cnn", rounds=3, method=f"fedavgm:momentum=0,damped={damped}")
+    run, other = (
+        small(model="cnn", rounds=3),
+        small(model="cnn", rounds=3, method=f"fedavgm:momentum=0,damped={damped}"),
+    )
     run.fit(), other.fit()
     assert run.state.weights.numpy().tobytes() == other.state.weights.numpy().tobytes()
 
@@ -76,7 +79,9 @@ def adagrad(v: np.ndarray, d: np.ndarray, b2: float) -> np.ndarray:
     return v + d**2
 
 
-def fedopt(kind: Any, given: list[np.ndarray], b1: float, b2: float, tau: float, lr: float, v0: float, bias: bool) -> Any:
+def fedopt(
+    kind: Any, given: list[np.ndarray], b1: float, b2: float, tau: float, lr: float, v0: float, bias: bool
+) -> Any:
     m, v, out = np.zeros(SIZE), np.full(SIZE, v0), []
     for t, d in enumerate(given):
         m, v = b1 * m + (1 - b1) * d, kind(v, d, b2)

@@ -11,7 +11,7 @@ from isofed.data.base import Dataset, Part, validation_split
 from isofed.data.sources import SOURCES, Progress, source
 from isofed.errors import UserError
 
-__all__ = ["Dataset", "Part", "Progress", "load", "sources", "validation_split"]
+__all__ = ["Dataset", "Part", "Progress", "absolute", "load", "sources", "validation_split"]
 
 
 def load(data: str | os.PathLike[str], root: str | None = None, progress: Progress | None = None) -> Dataset:
@@ -30,17 +30,30 @@ def load(data: str | os.PathLike[str], root: str | None = None, progress: Progre
     return spec.make(source(choice.name), choice, "data set").load(root, progress)
 
 
+def absolute(data: str) -> str:
+    """The same choice with an absolute path, where it is one, so that it still holds in another folder."""
+    path, options = _cut(data.strip())
+    if data.partition(":")[0] in SOURCES or not path.exists():
+        return data
+    return f"{path.absolute()}:{options}" if options else str(path.absolute())
+
+
+def _cut(text: str) -> tuple[Path, str]:
+    """A path and the options behind it; a path may hold any sign, so it is looked for before options are cut off."""
+    path, (head, colon, tail) = Path(text).expanduser(), text.rpartition(":")
+    if not path.exists() and colon and Path(head).expanduser().exists():
+        return Path(head).expanduser(), tail
+    return path, ""
+
+
 def sources() -> dict[str, str]:
     """The name of every source with one line about it."""
     return {name: (source(name).__doc__ or "").strip().splitlines()[0] for name in SOURCES}
 
 
 def _from_path(text: str, root: str | None) -> tuple[spec.Choice, str]:
-    """The source that fits a path; a path may hold any sign, so it is looked for before options are cut off."""
-    path, options = Path(text).expanduser(), ""
-    head, colon, tail = text.rpartition(":")
-    if not path.exists() and colon and Path(head).expanduser().exists():
-        path, options = Path(head).expanduser(), tail
+    """The source that fits a path."""
+    path, options = _cut(text)
     if not path.exists():
         if os.sep in text or "/" in text or text.startswith((".", "~")) or path.suffix.lower() == ".npz":
             raise UserError(f"there is no file or folder '{text}': data must be a path that exists or a known name")

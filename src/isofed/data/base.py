@@ -245,9 +245,15 @@ def validation_split(dataset: Dataset, fraction: float, seed: int) -> tuple[Data
 
     Returns the data set with the rest as its training part (and its mean and std unchanged), and the part set aside.
     """
+    train = dataset.train
+    kept, taken = validation_places(train, fraction, seed)
+    return dataclasses.replace(dataset, train=train.subset(kept)), train.subset(taken)
+
+
+def validation_places(train: Part, fraction: float, seed: int) -> tuple[Index, Index]:
+    """The places in the training part that stay in training, and those that are set aside."""
     if not 0 < fraction < 1:
         raise UserError(f"the validation share must be between 0 and 1, like 0.1, not {fraction:g}")
-    train = dataset.train
     domains = None if train.domains is None else train.domains.cpu().numpy()
     rng = draws.generator(seed, "data/validation")
     kept, taken = stratified(train.labels.cpu().numpy(), fraction, rng, domains)
@@ -256,4 +262,4 @@ def validation_split(dataset: Dataset, fraction: float, seed: int) -> tuple[Data
             f"a validation share of {fraction:g} of {len(train)} training samples is empty, because a sample of every "
             "class must stay in training: ask for a larger share or use more data"
         )
-    return dataclasses.replace(dataset, train=train.subset(kept)), train.subset(taken)
+    return kept, taken

@@ -62,5 +62,6 @@ class ExactSum:
 
 def fits(*values: Tensor) -> bool:
     """Whether tensors are finite and within the range of an exact sum. Reads the device once."""
-    checks = [(v.abs().max() < LIMIT) for v in values if v.numel()]  # a NaN compares false
+    # A NaN compares false. What is not a floating-point number cannot be NaN, and is not summed.
+    checks = [(v.abs().max() < LIMIT) for v in values if v.numel() and v.is_floating_point()]
     return not checks or bool(torch.stack(checks).all())

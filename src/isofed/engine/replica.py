@@ -82,11 +82,8 @@ class Replica:
         self.batch_norm = has_batch_norm(network)
         self.local = LocalStep(
             network,
-            world.settings.method,
-            world.settings,
             self.pictures["train"],
-            len(world.clients),
-            len(world.dataset.classes),
+            world,
         )
         self.run, self.flat = self.local.run, self.local.flat
         self.initial = self.flat.clone()
@@ -100,6 +97,8 @@ class Replica:
         with one_thread(self.device), torch_seeded(self.world.settings.seed, "torch", job.round, job.client):
             visit, skipped = self._arrive(job, weights, sent, state)
             self.local.method.begin(visit)
+            if self.local.method.full_gradient:
+                visit.full_gradient = self._full_gradient(self.world.clients[job.client])
             self.local.network.train()
             for size in visit.sizes:
                 self.local.take(size)
@@ -130,6 +129,8 @@ class Replica:
         step.start.copy_(step.weights)
         for unannounced in step.state.keys() - self.fresh_state.keys():  # of the client before
             del step.state[unannounced]
+        for unsent in step.sent.keys() - sent.keys():
+            del step.sent[unsent]
         own = {k: v for k, v in (state or {}).items() if not k.startswith("isofed.")}
         refill(step.state, self.fresh_state | own)
         refill(step.sent, {k: v.to(self.device) for k, v in sent.items()})
@@ -166,7 +167,6 @@ class Replica:
             sent=step.sent,
             copies=local.copies,
             batches=lambda size: self._plain_batches(samples, size),
-            full_gradient=lambda: self._full_gradient(samples),
             pull=local.method.pull,
         )
         plan = {"order": made.order}
@@ -242,11 +242,11 @@ class Replica:
         seen = torch.bincount(labels, minlength=classes).cpu().numpy()
         return Score(torch.bincount(right, minlength=classes).cpu().numpy(), seen, float(loss))
 
-    def answer(self, exchange: str, job: Job, weights: Tensor, state: Tensors | None) -> Tensors:
+    def answer(self, exchange: str, job: Job, weights: Tensor, sent: Tensors, state: Tensors | None) -> Tensors:
         """One client's answer to a question after the last round, with the global model in eval mode."""
         method = next(m for name, m in self.local.method.exchanges if name == exchange)
-        with one_thread(self.device):
-            visit, _ = self._arrive(job, weights, {}, state)
+        with one_thread(self.device), torch_seeded(self.world.settings.seed, "torch", job.round, job.client):
+            visit, _ = self._arrive(job, weights, sent, state)
             self.local.network.eval()
             return {k: v.double().clone() for k, v in method.answer(exchange, visit).items()}
 

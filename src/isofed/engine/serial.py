@@ -28,7 +28,9 @@ class Executor(Protocol):
         """Judge weights (and, where tensors stay at home, one client's own) on samples of a part."""
         ...
 
-    def answer(self, exchange: str, jobs: Sequence[Job], weights: Tensor, states: States) -> Iterator[Tensors]:
+    def answer(
+        self, exchange: str, jobs: Sequence[Job], weights: Tensor, sent: Tensors, states: States
+    ) -> Iterator[Tensors]:
         """Ask every client, and give the answers in the order of the jobs."""
         ...
 
@@ -50,10 +52,12 @@ class Serial:
         self.replica.load(weights, state)
         return sum((self.replica.score(part, piece) for piece in chunks(index)), Score.none(self.replica.run.classes))
 
-    def answer(self, exchange: str, jobs: Sequence[Job], weights: Tensor, states: States) -> Iterator[Tensors]:
+    def answer(
+        self, exchange: str, jobs: Sequence[Job], weights: Tensor, sent: Tensors, states: States
+    ) -> Iterator[Tensors]:
         for job in jobs:
             try:
-                yield self.replica.answer(exchange, job, weights, states(job.client))
+                yield self.replica.answer(exchange, job, weights, sent, states(job.client))
             except Exception as error:
                 raise RunError(f"client {job.client} has no answer to '{exchange}': it {failure(error)}") from error
 

@@ -13,11 +13,11 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-from isofed.config import Settings
 from isofed.data.augment import parse as parse_augment
 from isofed.data.base import Dataset, Part
+from isofed.engine.world import World
 from isofed.layout import Layout, Tensors
-from isofed.methods import Composition, Run, Step
+from isofed.methods import Step
 from isofed.models import Network
 
 
@@ -38,26 +38,15 @@ class Pictures:
 class LocalStep:
     """A network with its optimiser and buffers, and the step that trains it."""
 
-    def __init__(
-        self, network: Network, method: Composition, settings: Settings, train: Pictures, clients: int, classes: int
-    ) -> None:
-        device = train.images.device
+    def __init__(self, network: Network, train: Pictures, world: World) -> None:
+        device, settings, method = train.images.device, world.settings, world.settings.method
         layout = Layout.of(network, method.share(network))
         self.network, self.method, self.settings, self.train = network, method, settings, train
         self.augment = parse_augment(settings.augment)
         self.flat = layout.pack(network, device)
         network.to(device)
         layout.bind(network, self.flat)
-        self.run = Run(
-            classes,
-            clients,
-            len(train.labels),
-            settings.rounds,
-            settings.momentum,
-            settings.nesterov,
-            layout,
-            device,
-        )
+        self.run = world.context(layout, device)
 
         step = self.step = Step()
         step.run, step.network = self.run, network
@@ -66,7 +55,7 @@ class LocalStep:
         self.momentum = torch.zeros_like(step.weights)
         step.lr = torch.zeros((), device=device)
         step.counter = torch.zeros(1, dtype=torch.int64, device=device)
-        step.label_counts = torch.zeros(classes, dtype=torch.int64, device=device)
+        step.label_counts = torch.zeros(self.run.classes, dtype=torch.int64, device=device)
         step.state, step.sent, step.plan = method.client_state(self.run), {}, {}
         self.copies = {name: self.flat.clone() for name in method.copies}
         step.copies = {name: self._frozen(layout, flat) for name, flat in self.copies.items()}

@@ -51,7 +51,7 @@ class Worker:
             self.replica.load(weights, state)
             score = self.replica.score(request["part"], np.array(request["index"], dtype=np.int64))
             return {"correct": score.correct.tolist(), "seen": score.seen.tolist(), "loss": score.loss.hex()}
-        answer = self.replica.answer(request["exchange"], Job(**request["job"]), weights, state)
+        answer = self.replica.answer(request["exchange"], Job(**request["job"]), weights, sent, state)
         return {"letter": self.outbox.post(answer)}
 
     def _world(self, request: dict[str, Any]) -> World:

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from isofed.engine.mailbox import Inbox, Outbox, shared_folder
+from isofed.engine.mailbox import Inbox, Letter, Outbox, shared_folder
 from isofed.engine.plan import steps_of
 from isofed.engine.replica import Job, Outcome, Score
 from isofed.engine.serial import States, chunks
@@ -168,7 +168,7 @@ class Workers:
         pool.each(set_up)
 
     def train(self, jobs: Sequence[Job], weights: Tensor, sent: Tensors, states: States) -> Iterator[Outcome]:
-        letter = self.pool.shared.post({"weights": weights} | {f"sent/{k}": v for k, v in sent.items()})
+        letter = self._post(weights, sent)
         sizes = {job.client: steps_of(len(self.world.clients[job.client]), self.world.settings) for job in jobs}
         longest_first = sorted(jobs, key=lambda job: (-sizes[job.client], job.client))
 
@@ -197,8 +197,10 @@ class Workers:
         scores = [score for _, score in sorted(self._share_out(pieces, judge), key=lambda pair: pair[0])]
         return sum(scores, Score.none(len(self.world.dataset.classes)))
 
-    def answer(self, exchange: str, jobs: Sequence[Job], weights: Tensor, states: States) -> Iterator[Tensors]:
-        letter = self.pool.shared.post({"weights": weights})
+    def answer(
+        self, exchange: str, jobs: Sequence[Job], weights: Tensor, sent: Tensors, states: States
+    ) -> Iterator[Tensors]:
+        letter = self._post(weights, sent)
 
         def ask(process: _Process, job: Job) -> tuple[int, Tensors]:
             extra = {"exchange": exchange, "job": dataclasses.asdict(job)}
@@ -212,6 +214,9 @@ class Workers:
             waiting[client] = tensors
             while order and order[0] in waiting:
                 yield waiting.pop(order.pop(0))
+
+    def _post(self, weights: Tensor, sent: Tensors) -> Letter:
+        return self.pool.shared.post({"weights": weights} | {f"sent/{k}": v for k, v in sent.items()})
 
     @staticmethod
     def _answered(process: _Process, request: dict[str, Any], what: str) -> dict[str, Any]:

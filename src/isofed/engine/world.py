@@ -6,13 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from isofed.config import Settings
 from isofed.data import Dataset, Part, load, validation_split
 from isofed.data.augment import parse as parse_augment
-from isofed.data.partition import split
+from isofed.data.base import validation_places
+from isofed.data.partition import FromFile, split
+from isofed.data.partition import parse as parse_partition
 from isofed.draws import generator, torch_seeded
 from isofed.errors import UserError
+from isofed.layout import Layout
+from isofed.methods import Run
 from isofed.models import Network, create, has_batch_norm
 
 
@@ -30,14 +35,22 @@ class World:
         """Load the data, hold out a validation part, and deal the rest out to the clients."""
         dataset = dataset or load(settings.data, settings.root)
         parts = {"train": dataset.train, "test": dataset.test}
+        whole = dataset.train
         if settings.validation:
             dataset, held_out = validation_split(dataset, settings.validation, settings.seed)
             parts = {"train": dataset.train, "validation": held_out, "test": dataset.test}
         if settings.method.pooled:
             clients = [np.arange(len(dataset.train), dtype=np.int64)]
         else:
-            count = len(dataset.classes)
-            clients = split(settings.partition, dataset.train, settings.clients, count, settings.seed, dataset.domains)
+            # A user's own split speaks of the whole training part; any other is made of what is left of it.
+            own = isinstance(parse_partition(settings.partition), FromFile)
+            of, count = whole if own else dataset.train, len(dataset.classes)
+            clients = split(settings.partition, of, settings.clients, count, settings.seed, dataset.domains)
+            if own and settings.validation:
+                kept, _ = validation_places(whole, settings.validation, settings.seed)
+                place = np.full(len(whole), -1)
+                place[kept] = np.arange(len(kept))
+                clients = [place[c][place[c] >= 0] for c in clients]
         world = cls(settings, dataset, parts, clients)
         # Whatever the pictures, the network or the clients make impossible is said here, before any work.
         parse_augment(settings.augment).draw(1, 1, generator(settings.seed, "check"), dataset.shape)
@@ -53,11 +66,22 @@ class World:
             s.method.build(network, len(self.dataset.classes), generator(s.seed, "build"))
         return network
 
+    def context(self, layout: Layout, device: torch.device) -> Run:
+        """What the methods may know about the run."""
+        s = self.settings
+        count, clients = len(self.dataset.classes), len(self.clients)
+        return Run(count, clients, self.samples, s.rounds, s.momentum, s.nesterov, layout, device)
+
     def fractions(self) -> np.ndarray:
         """Each client's share in the population under the run's weighting; empty clients have none."""
         sizes = np.array([len(c) for c in self.clients], dtype=np.float64)
         weights = sizes if self.settings.weighting == "samples" else (sizes > 0).astype(np.float64)
         return np.asarray(weights / weights.sum())
+
+    @property
+    def samples(self) -> int:
+        """Training samples that belong to a client."""
+        return sum(len(c) for c in self.clients)
 
     def weight(self, client: int) -> float:
         """How much a client counts in a round's mean."""

@@ -40,7 +40,7 @@ class Run:
 
     classes: int
     clients: int  # the whole population, not one round's
-    samples: int  # of the training part
+    samples: int  # of all clients together
     rounds: int
     momentum: float
     nesterov: bool
@@ -73,7 +73,7 @@ class Visit:
     sent: Tensors  # what the server sent besides the weights
     copies: dict[str, Tensor]  # the frozen copies a method asked for, each laid out like ``model``
     batches: Callable[[int], Iterator[tuple[Tensor, Tensor]]]  # inputs and labels without augmentation
-    full_gradient: Callable[[], Tensor]  # of the local objective at the present weights, over all the client's data
+    full_gradient: Tensor | None = None  # of the local objective at the received weights, where a method asks for it
     pull: float = 0.0  # sum of the proximal strengths in the composition
     update: Tensor = field(default_factory=lambda: torch.empty(0))  # shared trained weights: now minus received
     mean: Tensors = field(default_factory=dict)  # sent back; the server sees the weighted mean over clients
@@ -173,6 +173,11 @@ class Method:
     def pull(self) -> float:
         """Strength of a proximal pull towards the received weights, where there is one."""
         return 0.0
+
+    @property
+    def full_gradient(self) -> bool:
+        """Whether ``visit.full_gradient`` is wanted: one more pass over the client's data, after every ``begin``."""
+        return False
 
     def check(self, settings: Settings) -> None:
         """Refuse settings that make no sense with this method, by raising ``UserError``."""

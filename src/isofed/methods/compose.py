@@ -39,6 +39,7 @@ class Composition:
         self.owners = {place: m for m in methods for place in m.owns}
         self.pooled = any(m.pooled for m in methods)
         self.pull = sum(m.pull for m in methods)
+        self.full_gradient = any(m.full_gradient for m in methods)
         self.copies = tuple(dict.fromkeys(c for m in methods for c in m.copies))
         self.exchanges = tuple((e, m) for m in methods for e in m.exchanges)
 
@@ -122,9 +123,13 @@ class Composition:
     def plan(self, visit: Visit, rng: Callable[[str], np.random.Generator]) -> Draws:
         """Draws of all parts; ``rng`` gives each part a generator of its own, so parts do not shift each other."""
         draws: Draws = {}
+        asked: list[str] = []
         for name, method in self._planners:
             # A file's place on the disk must not decide its draws: only the name of the class in it does.
-            mine = method.plan(visit, rng(name.rsplit(":", 1)[-1]))
+            key = name.rsplit(":", 1)[-1]
+            again = asked.count(key)
+            asked.append(key)
+            mine = method.plan(visit, rng(f"{key}/{again}" if again else key))
             if taken := sorted(mine.keys() & draws.keys()):
                 raise UserError(f"two parts of '{self}' use the same name '{taken[0]}' in their plans")
             draws |= mine

@@ -45,18 +45,17 @@ class Scaffold(Method):
     def send(self, server: Tensors) -> Tensors:
         return {"scaffold.c": server["scaffold.c"]}
 
-    def begin(self, visit: Visit) -> None:
-        if self.option == 1:
-            # Not before the last step: the steps of this visit still use the old one.
-            visit.sum["scaffold.dc"] = visit.shared(visit.full_gradient()).clone()
+    @property
+    def full_gradient(self) -> bool:
+        return self.option == 1
 
     def gradient(self, step: Step) -> None:
         step.shared(step.grad).add_(step.sent["scaffold.c"]).sub_(step.state["scaffold.ck"])
 
     def end(self, visit: Visit) -> None:
         old = visit.state["scaffold.ck"]
-        if self.option == 1:
-            new = visit.sum["scaffold.dc"]
+        if visit.full_gradient is not None and self.option == 1:
+            new = visit.shared(visit.full_gradient)
         elif visit.steps:
             new = old - visit.sent["scaffold.c"] - visit.moved / (visit.lr * progress(visit))
         else:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 
 from isofed.draws import torch_seeded
-from isofed.errors import UserError, unknown
+from isofed.errors import IsofedError, UserError, unknown
 from isofed.models.base import Network, Output, has_batch_norm
 from isofed.models.small import cnn, mlp
 from isofed.plugins import is_file_reference, load_from_file
@@ -39,9 +40,18 @@ def create(
         build = _NETWORKS[name]
     else:
         raise unknown("model", name, _NETWORKS)
+    if not callable(build):
+        raise UserError(f"model '{name}' is a {type(build).__name__}; it must be a function of shape and classes")
     options = {} if norm is None else {"norm": norm}
-    with torch_seeded(seed, "network"):
-        network = build(shape, classes, **options)
+    if norm is not None and "norm" not in inspect.signature(build).parameters:
+        raise UserError(f"model '{name}' does not let its normalisation be chosen; leave norm={norm} out")
+    try:
+        with torch_seeded(seed, "network"):
+            network = build(shape, classes, **options)
+    except IsofedError:
+        raise
+    except Exception as error:
+        raise UserError(f"model '{name}' could not be built: {type(error).__name__}: {error}") from error
     if not isinstance(network, Network):
         raise UserError(f"model '{name}' gave a {type(network).__name__}; it must return an isofed.models.Network")
     return network

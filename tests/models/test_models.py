@@ -1,0 +1,164 @@
+"""The networks: their shapes and sizes, what a forward pass gives, and how they are made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from isofed.errors import UserError
+from isofed.models import Network, create, has_batch_norm, names
+
+
+def count(network: nn.Module) -> int:
+    return sum(p.numel() for p in network.parameters())
+
+
+def test_sizes_worked_out_by_hand() -> None:
+    grey = create("cnn", classes=10, shape=(1, 8, 8))
+    convolutions = 16 * 1 * 9 + 32 * 16 * 9 + 64 * 32 * 9
+    assert count(grey) == convolutions + 2 * (16 + 32 + 64) + 64 * 10 + 10 == 24_058
+    biased = create("cnn", classes=10, shape=(1, 8, 8), norm="none")
+    assert count(biased) == convolutions + (16 + 32 + 64) + 650
+    assert count(create("mlp", classes=3, shape=(3, 5, 7))) == (105 * 64 + 64) + (64 * 64 + 64) + (64 * 3 + 3)
+
+
+@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 32, 32), (2, 4, 4), (1, 5, 7)])
+def test_forward_gives_logits_features_and_stages(name: str, shape: tuple[int, int, int]) -> None:
+    network = create(name, classes=6, shape=shape)
+    output = network(torch.randn(3, *shape))
+    assert output.logits.shape == (3, 6)
+    assert output.features.shape == (3, network.width)
+    assert list(output.stages) == list(network.stages)
+    torch.testing.assert_close(network.head(output.features), output.logits)
+    torch.testing.assert_close(network.pool(list(output.stages.values())[-1]), output.features)
+
+
+def test_the_cnn_halves_its_pictures_twice() -> None:
+    stages = create("cnn", classes=2, shape=(1, 32, 32))(torch.zeros(2, 1, 32, 32)).stages
+    assert [tuple(s.shape[1:]) for s in stages.values()] == [(16, 32, 32), (32, 16, 16), (64, 8, 8)]
+    assert all(float(s.detach().min()) >= 0 for s in stages.values())  # after the ReLU
+
+
+@pytest.mark.parametrize("name", names())
+def test_weights_depend_on_the_seed_alone(name: str) -> None:
+    def weights(seed: int) -> torch.Tensor:
+        return torch.cat(
+            [p.detach().reshape(-1) for p in create(name, classes=3, shape=(1, 8, 8), seed=seed).parameters()]
+        )
+
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+    first = weights(0)
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.rand(5)
+    assert torch.equal(weights(0), first)
+    assert not torch.equal(weights(1), first)
+
+
+def test_norms() -> None:
+    batch, group, none = (create("cnn", classes=3, norm=n) for n in ("batch", "group:4", "none"))
+    assert has_batch_norm(batch) and not has_batch_norm(group) and not has_batch_norm(none)
+    assert [m.num_groups for m in group.modules() if isinstance(m, nn.GroupNorm)] == [4, 4, 4]
+    assert not any("num_batches" in n for n in batch.state_dict())
+    assert has_batch_norm(create("cnn", classes=3))  # the cnn's own
+    assert not has_batch_norm(create("mlp", classes=3))
+
+
+@pytest.mark.parametrize("norm", ["group:5", "group:0", "group", "batch:1", "layer", "group:2,3", "none:1"])
+def test_norms_that_cannot_be(norm: str) -> None:
+    with pytest.raises(UserError, match="norm"):
+        create("cnn", classes=3, norm=norm)
+
+
+def test_a_norm_for_the_mlp_is_refused() -> None:
+    with pytest.raises(UserError, match="norm=batch"):
+        create("mlp", classes=3, norm="batch")
+
+
+def test_batch_norm_is_pytorchs() -> None:
+    ours, theirs = create("cnn", classes=3, shape=(1, 8, 8)).get_submodule("stages.stage1.1"), nn.BatchNorm2d(16)
+    theirs.load_state_dict(ours.state_dict(), strict=False)
+    inputs = torch.randn(8, 16, 4, 4)
+    for _ in range(3):
+        assert torch.equal(ours(inputs), theirs(inputs))
+    for name in ("running_mean", "running_var"):
+        assert torch.equal(ours.get_buffer(name), theirs.get_buffer(name))
+    ours.eval(), theirs.eval()
+    assert torch.equal(ours(inputs), theirs(inputs))
+
+
+def test_weights_of_an_ordinary_batch_norm_load() -> None:
+    ours = create("cnn", classes=3, shape=(1, 8, 8))
+    state = {k: torch.rand_like(v) for k, v in ours.state_dict().items()}
+    ours.load_state_dict(state | {"stages.stage1.1.num_batches_tracked": torch.tensor(5)})
+    assert torch.equal(ours.state_dict()["stages.stage1.1.running_var"], state["stages.stage1.1.running_var"])
+    with pytest.raises(RuntimeError, match="Missing key"):
+        ours.load_state_dict({k: v for k, v in state.items() if "running_var" not in k})
+
+
+def test_names_and_mistakes() -> None:
+    assert {"cnn", "mlp"} <= set(names())
+    with pytest.raises(UserError, match="there is no model 'cmn': did you mean 'cnn'"):
+        create("cmn", classes=3)
+
+
+MODELS = """
+from torch import nn
+from isofed.models import Network
+
+def good(shape, classes):
+    inside = shape[0] * shape[1] * shape[2]
+    return Network({"one": nn.Sequential(nn.Flatten(), nn.Linear(inside, 5))}, nn.Identity(), nn.Linear(5, classes), 5)
+
+def with_norm(shape, classes, norm="batch"):
+    made = good(shape, classes)
+    made.asked = norm
+    return made
+
+def wrong(shape, classes):
+    return nn.Linear(3, classes)
+
+def fails(shape, classes):
+    raise RuntimeError("no such layer")
+
+number = 3
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    (tmp_path / "models.py").write_text(MODELS)
+    return f"{tmp_path}/models.py"
+
+
+def test_models_of_ones_own(file: str) -> None:
+    network = create(f"{file}:good", classes=3, shape=(1, 2, 2))
+    assert isinstance(network, Network)
+    assert network(torch.zeros(2, 1, 2, 2)).logits.shape == (2, 3)
+    again = create(f"{file}:good", classes=3, shape=(1, 2, 2))
+    assert torch.equal(network.get_parameter("head.weight"), again.get_parameter("head.weight"))
+    assert vars(create(f"{file}:with_norm", classes=3, norm="group:2"))["asked"] == "group:2"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("wrong", "gave a Linear; it must return an isofed.models.Network"),
+        ("goood", "called 'goood': did you mean 'good'"),
+        ("number", "number"),
+        ("fails", "no such layer"),
+    ],
+)
+def test_mistakes_in_models_of_ones_own(file: str, name: str, said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        create(f"{file}:{name}", classes=3)
+    assert said in str(caught.value)
+
+
+def test_a_norm_that_a_model_does_not_take_is_refused(file: str) -> None:
+    with pytest.raises(UserError, match="norm"):
+        create(f"{file}:good", classes=3, norm="batch")
