@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
-from isofed import Method, UserError
+from isofed import Method
 from isofed.methods import Step
+from isofed.spec import number
 
 
 @dataclass(frozen=True)
@@ -13,11 +14,7 @@ class KeepRows(Method):
     Without this, cross-entropy at a client that never sees class c only ever pushes c's row down.
     """
 
-    amount: float = 1.0  # 1 keeps these rows, 0 trains them like the others
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.amount <= 1:
-            raise UserError(f"amount of KeepRows must be from 0 to 1, not {self.amount:g}")
+    amount: float = number(1.0, at_least=0, at_most=1)  # 1 keeps these rows, 0 trains them like the others
 
     def gradient(self, step: Step) -> None:
         factor = 1 - self.amount * (step.label_counts == 0)  # one number a class

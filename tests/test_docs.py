@@ -117,7 +117,7 @@ def tables(page: Path, first_column: str) -> Iterator[list[list[str]]]:
     """The rows of every table whose first column has this heading; code marks are taken off the first two cells."""
     text = page.read_text(encoding="utf-8")
     for table in re.findall(rf"^\| {first_column} \|.*\n\|[-| ]+\|\n((?:\|.*\n)*)", text, re.MULTILINE):
-        rows = [[cell.strip() for cell in row.strip("|").split(" | ")] for row in table.splitlines()]
+        rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines()]
         yield [[cell.strip("` ") for cell in row[:2]] + row[2:] for row in rows]
 
 
@@ -176,7 +176,7 @@ def test_the_examples_of_a_page_run(page: Path, folder: Path) -> None:
             Path(block.file).write_text("\n".join(block.body) + "\n", encoding="utf-8")
         if block.language == "python":
             out = io.StringIO()
-            code = compile("\n" * (block.line - 1) + "\n".join(block.body), str(page), "exec")
+            code = compile("\n" * (block.line - 1) + "\n".join(block.body), str(page), "exec", dont_inherit=True)
             with contextlib.redirect_stdout(out):
                 exec(code, namespace)
             printed = out.getvalue()
@@ -225,10 +225,10 @@ def test_settings_and_options_that_a_page_names_exist(page: Path) -> None:
     choices = [find(name)[1] for name in BUILT_IN] + [source(name) for name in SOURCES]
     known = {option for cls in [*choices, *KINDS.values(), *AUGMENTATIONS.values()] for option in options_of(cls)}
     known |= {*Settings.model_fields, "out", "seeds", "picture", "every", "factor"}  # the last two are lr_schedule's
-    known |= set(re.findall(r"^    (\w+): float = ", page.read_text(encoding="utf-8"), re.MULTILINE))  # of examples
+    known |= set(re.findall(r"^    (\w+): float", page.read_text(encoding="utf-8"), re.MULTILINE))  # of examples
     inline = re.findall(r"`([^`\n]+)`", page.read_text(encoding="utf-8"))
     named = {key for text in inline for key in re.findall(r"(?<![\w.])([a-z_0-9]+)=(?!=)", text)}
-    assert named - known - {"alpha", "dataset", "mean", "std"} == set()  # arguments of Python calls
+    assert named - known - {"alpha", "dataset", "mean", "std", "key"} == set()  # in Python, and in a grammar
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
@@ -279,7 +279,6 @@ def test_every_place_of_a_method_is_documented() -> None:
 
 
 def test_every_field_of_the_metrics_is_documented() -> None:
-    documented = set(re.findall(r"`(\w+)`", " ".join(r[0] for t in tables(DOCS / "runs.md", "field") for r in t)))
     documented = set(re.findall(r"\w+", " ".join(row[0] for t in tables(DOCS / "runs.md", "field") for row in t)))
     small = {"data": "synthetic:samples=200,test=50,domains=2", "partition": "domain", "rounds": 1, "local_epochs": 1}
     written = {key for method in ("fedavg", "fedbn") for key in Federation(method=method, **small).fit().history[0]}
@@ -312,7 +311,7 @@ def test_an_installed_package_brings_methods_by_name(folder: Path, monkeypatch: 
     listed = CliRunner().invoke(cli.app, ["methods"])
     explained = CliRunner().invoke(cli.app, ["methods", f"fedprox+{name}:amount=0.5"])
     assert listed.exit_code == explained.exit_code == 0
-    assert re.search(rf"^{name} .*amount=1$", listed.stdout, re.MULTILINE)
+    assert re.search(rf"^{name} .* amount=1 *$", listed.stdout, re.MULTILINE)
     assert "option:  amount = 0.5" in explained.stdout
 
 
@@ -321,9 +320,8 @@ def test_the_readme_names_the_demo_and_the_tests_as_they_are() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     demo = re.search(r"^DEMO +\?= (.*(?:\\\n.*)*)", makefile, re.MULTILINE)
     assert demo
-    wanted = ["isofed", "compare", *shlex.split(demo[1])]
-    shown = [shlex.split("\n".join(b.body)) for b in blocks(ROOT / "README.md") if b.body[0].startswith("isofed compare")]
-    assert wanted in shown
+    wanted = ["isofed", "compare", *demo[1].replace("\\\n", " ").split()]
+    assert wanted in [" ".join(block.body).replace("\\", " ").split() for block in blocks(ROOT / "README.md")]
     assert "\nmake demo\n" in readme and "\nmake test\n" in readme
     assert re.search(r"^demo:", makefile, re.MULTILINE) and re.search(r"^test:", makefile, re.MULTILINE)
 
@@ -341,15 +339,15 @@ def anchors(page: Path) -> set[str]:
 @pages
 def test_internal_links_resolve(page: Path) -> None:
     text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
-    links = re.findall(r"\]\(([^)\s]+)\)", text)
-    assert links or page.stem == "benchmarks"
-    for link in links:
-        if link.startswith("https://"):
-            continue
+    broken = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
         path, _, anchor = link.partition("#")
         target = (page.parent / path).resolve() if path else page
-        assert target.is_file(), f"{page.name} links to {link}"
-        assert not anchor or anchor in anchors(target), f"{page.name} links to {link}"
+        if not link.startswith("https://") and not (
+            target.is_file() and (not anchor or anchor in anchors(target))
+        ):
+            broken.append(link)
+    assert broken == []
 
 
 def test_every_page_is_in_the_navigation_and_reached_from_the_start() -> None:

@@ -21,7 +21,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 # A file or a pipe has no width of its own: room enough that no table is cut.
-console = Console(width=None if sys.stdout.isatty() else 120)
+console = Console(width=None if sys.stdout.isatty() else 160)
 errors = Console(stderr=True, soft_wrap=True)
 
 Words = Annotated[list[str] | None, typer.Argument(help="settings as key=value, and YAML files", show_default=False)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import os
 import re
 import shlex
 from collections.abc import Iterator, Sequence
@@ -59,12 +60,7 @@ def run(console: Console, words: Sequence[str], resume: str | None, quiet: bool)
 def _new_folder(s: Settings) -> Path:
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     stem = "".join(c if c.isalnum() or c in "+-." else "-" for c in f"{s.method}-{Path(s.data).stem}")[:60]
-    folder = Path("runs") / f"{stamp}-{stem}"
-    for n in range(2, 100):
-        if not folder.exists():
-            break
-        folder = Path("runs") / f"{stamp}-{stem}-{n}"
-    return folder
+    return Path("runs") / f"{stamp}-{stem}-{os.getpid()}"  # two started in one second get two folders
 
 
 def _print_result(console: Console, result: Result, folder: Path) -> None:

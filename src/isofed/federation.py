@@ -264,7 +264,7 @@ class Federation:
             return
         self.folder.append(line)
         every = keep_rule(self.settings.keep, "keep")
-        info = {"round": state.round, "method": str(self.settings.method)}
+        info = {"round": state.round, "method": self.settings.method.to_yaml()}
         if every and state.round % every == 0:
             self.folder.keep(state.round, self.layout.views(self._judged(state)), info)
         for client, model in models.items():
@@ -301,7 +301,7 @@ class Federation:
         result.weights = {k: v.clone() for k, v in self.layout.views(model).items()}
         if self.folder:
             self._checkpoint(force=True)
-            info = {"method": str(self.settings.method), "model": self.settings.model, "round": self.round}
+            info = {"method": self.settings.method.to_yaml(), "model": self.settings.model, "round": self.round}
             self.folder.finish(result.weights | self._home_tensors(), info, result.to_dict())
             result.folder = self.folder.path
         return result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -202,7 +203,7 @@ class Replica:
             samples=trained_on,
         )
         sent_back = [outcome.update, outcome.statistics, *visit.mean.values(), *visit.sum.values()]
-        if not fits(*sent_back, *state.values()):
+        if not fits(*sent_back, *state.values()) or (trained_on and not math.isfinite(outcome.loss)):
             outcome.problem = "its training gave NaN or numbers out of range"
         return outcome
 
