@@ -44,7 +44,7 @@ QUICK = (
 KINDS = {
     "stateless": ("method=fedavg", "executor=serial"),
     "client state": ("method=scaffold", "executor=serial"),
-    "persistent momentum": ("method=fedavgm", "persistent_momentum=true", "executor=serial"),
+    "persistent momentum": ("method=fedavgm", "persistent_momentum=true", "lr=0.002", "executor=serial"),
     "workers": ("method=scaffold", "executor=workers", "workers=1"),
 }
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import sys
+import threading
+import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -82,13 +83,21 @@ class Worker:
         }
 
 
+def _leave_with_parent(folder: Path, parent: int) -> None:
+    """End the process soon after its parent is gone, even in the middle of a long visit."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(1)
+
+
 def main() -> None:
     """Serve requests until the parent is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then closes the pipe
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what a user's method prints must not end up between the replies
     torch.set_num_threads(1)
     folder = Path(sys.argv[1])
+    threading.Thread(target=_leave_with_parent, args=(folder, os.getppid()), daemon=True).start()
     worker = Worker(folder, int(sys.argv[2]))
     for line in sys.stdin:
         try:

@@ -55,6 +55,7 @@ class _Process:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment,
+            start_new_session=True,  # Ctrl-C in the terminal is for this process, which then stops its workers
             text=True,
             encoding="utf-8",
         )
