@@ -215,7 +215,7 @@ def test_kept_models_are_what_they_say(tmp_path: Path) -> None:
         return {k: torch.tensordot(share, torch.stack([m[k].double() for m in models]), 1) for k in models[0]}
 
     final, info = load_tensors(run / "model.safetensors")
-    assert info["method"] == "fedavg" and info["round"] == 4
+    assert "fedavg" in info["method"] and info["round"] == 4
     second, info = load_tensors(run / "kept" / "round-000002.safetensors")
     assert info["round"] == 2
     fourth, _ = load_tensors(run / "kept" / "round-000004.safetensors")

@@ -16,9 +16,7 @@ from isofed.result import Result
 from isofed.tables import Row, comparison, tuning, write
 
 
-def made(
-    method: str, seed: int, accuracy: float, seconds: tuple[float, ...] = (1.0, 1.0), target: int | None = None
-) -> Result:
+def made(method: str, seed: int, accuracy: float, seconds: tuple[float, ...] = (1.0, 1.0)) -> Result:
     return Result(
         method,
         seed,
@@ -26,7 +24,7 @@ def made(
         loss=1.0,
         best_accuracy=accuracy,
         rounds=len(seconds),
-        rounds_to_target=target,
+        rounds_to_target=None,
         seconds=sum(seconds),
         bytes_up=1_000_000,
         bytes_down=3_000_000,
@@ -96,8 +94,11 @@ def test_times_are_medians_of_rounds_relative_to_the_first_method() -> None:
 
 
 def test_rounds_to_the_target_count_only_where_it_was_reached() -> None:
-    results = {"a": {s: made("a", s, 0.5, target=t) for s, t in enumerate((3, None, 6))}, "b": {0: made("b", 0, 0.1)}}
-    rows = comparison(Batch(results), ["a", "b"])
+    curves = {0: [0.1, 0.2, 0.6], 1: [0.1] * 6, 2: [None, 0.1, 0.4, 0.3, 0.4, 0.5]}
+    results = {"a": {s: made("a", s, 0.5) for s in curves}, "b": {0: made("b", 0, 0.1)}}
+    for seed, curve in curves.items():
+        results["a"][seed].history = [{"round": n, "seconds": 1.0, "accuracy": a} for n, a in enumerate(curve, 1)]
+    rows = comparison(Batch(results), ["a", "b"], target=0.5)
     assert (rows[0].rounds_to_target, rows[0].reached, rows[0].seeds) == (4.5, 2, 3)
     assert (rows[1].rounds_to_target, rows[1].reached) == (None, 0)
 

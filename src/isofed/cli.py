@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import traceback
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -21,7 +22,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 # A file or a pipe has no width of its own: room enough that no table is cut.
-console = Console(width=None if sys.stdout.isatty() else 160)
+console = Console(width=None if sys.stdout is not None and sys.stdout.isatty() else 160)
 errors = Console(stderr=True, soft_wrap=True)
 
 Words = Annotated[list[str] | None, typer.Argument(help="settings as key=value, and YAML files", show_default=False)]
@@ -38,7 +39,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
             function(*args, debug=debug, **kwargs)
         except IsofedError as error:
             if debug:
-                raise
+                traceback.print_exc()
             _complain(str(error))
             raise typer.Exit(error.exit_code) from None
         except KeyboardInterrupt as error:
@@ -50,7 +51,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
             raise typer.Exit(0) from None
         except Exception as error:
             if debug:
-                raise
+                traceback.print_exc()
             _complain(f"internal error, {type(error).__name__}: {error}. Run it again with --debug to see where.")
             raise typer.Exit(1) from None
 

@@ -23,7 +23,7 @@ from isofed.config import settings as make_settings
 from isofed.data import load, sources
 from isofed.data import partition as partitions
 from isofed.data.describe import domains_of, picture, table
-from isofed.display import CompareDisplay, RunDisplay, duration, percent, simple_table, text_table
+from isofed.display import CompareDisplay, RunDisplay, duration, many, percent, simple_table, text_table
 from isofed.engine.world import World
 from isofed.errors import RunError, UserError
 from isofed.experiments import Batch, Plan, plan_comparison, plan_tuning, run_all, seeds_of
@@ -59,14 +59,14 @@ def run(console: Console, words: Sequence[str], resume: str | None, quiet: bool)
 
 def _new_folder(s: Settings) -> Path:
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    stem = "".join(c if c.isalnum() or c in "+-." else "-" for c in f"{s.method}-{Path(s.data).stem}")[:60]
+    stem = "".join(c if c.isalnum() or c in "+-." else "-" for c in f"{s.method.shown()}-{Path(s.data).stem}")[:60]
     return Path("runs") / f"{stamp}-{stem}-{os.getpid()}"  # two started in one second get two folders
 
 
 def _print_result(console: Console, result: Result, folder: Path) -> None:
     sent = (result.bytes_up + result.bytes_down) / 1e6
     console.print(
-        f"test accuracy [bold]{percent(result.accuracy)} %[/] after {result.rounds} rounds, "
+        f"test accuracy [bold]{percent(result.accuracy)} %[/] after {many(result.rounds, 'round')}, "
         f"best {percent(result.best_accuracy)} %; {duration(result.seconds)} of training, {sent:.1f} MB sent",
         highlight=False,
     )
@@ -88,8 +88,8 @@ def compare(console: Console, words: Sequence[str], quiet: bool) -> None:
     plans, root = plan_comparison(methods, seeds, values, out)
     display = CompareDisplay(console, quiet)
     batch = _run_all(plans, display)
-    rows = tables.comparison(batch, list(dict.fromkeys(p.row for p in plans)))
     s = plans[0].settings
+    rows = tables.comparison(batch, list(dict.fromkeys(p.row for p in plans)), s.target)
     more = {"data": s.data, "partition": s.partition, "rounds": s.rounds, "seeds": seeds, "target": s.target}
     written = tables.write(rows, root, "comparison", more)
     _print_comparison(console, rows, s, len(seeds))
@@ -131,7 +131,7 @@ def _print_comparison(console: Console, rows: Sequence[tables.Row], s: Settings,
     base = rows[0].method
     to_target = "" if s.target is None else f" 'To {100 * s.target:g} %' counts rounds (in how many of the seeds)."
     console.print(
-        f"\n{s.data}, {s.partition}, {s.rounds} rounds; mean ± standard deviation over {seeds} seed{'s'[: seeds > 1]}. "
+        f"\n{s.data}, {s.partition}, {many(s.rounds, 'round')}; mean ± standard deviation over {many(seeds, 'seed')}. "
         f"'Differ' is to {base}, in points, paired by seed; * marks an interval that excludes zero.{to_target} "
         f"Time is that of a round relative to {base}'s, MB what all clients send and receive in a round.",
         highlight=False,

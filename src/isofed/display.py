@@ -32,6 +32,11 @@ def duration(seconds: float) -> str:
     return f"{minutes}:{rest:02d}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
 
 
+def many(count: int, word: str) -> str:
+    """``1 round``, ``3 rounds``."""
+    return f"{count} {word}{'' if count == 1 else 's'}"
+
+
 def simple_table(*columns: str, title: str | None = None) -> Table:
     """A table with the first column to the left and numbers to the right."""
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
@@ -89,7 +94,8 @@ class Display(BatchWatcher):
             self._live.update(f"reading pictures {done:,}/{of:,}")
 
     def note(self, text: str) -> None:
-        self.console.print(Text.assemble(("note: ", "yellow"), text))
+        if not self.quiet:
+            self.console.print(Text.assemble(("note: ", "yellow"), text))
 
 
 class RunDisplay(Display):
@@ -101,10 +107,10 @@ class RunDisplay(Display):
         self._line: dict[str, Any] = run.history[-1] if run.history else {"round": 0}
         self._clients = (0, 1)
         if not self.quiet:
-            clients = len(run.world.clients)
+            clients, split = len(run.world.clients), "pooled" if s.method.pooled else s.partition
             self.console.print(
-                f"[bold]{escape(str(s.method))}[/] on {run.world.dataset.name}: {clients} client{'s'[: clients > 1]} "
-                f"({s.partition if not s.method.pooled else 'pooled'}), {s.model}, {s.rounds} rounds, seed {s.seed}",
+                f"[bold]{escape(s.method.shown())}[/] on {run.world.dataset.name}: {many(clients, 'client')} "
+                f"({split}), {s.model}, {many(s.rounds, 'round')}, seed {s.seed}",
                 highlight=False,
             )
         if run.round and not self.quiet:

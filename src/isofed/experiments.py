@@ -33,6 +33,11 @@ from isofed.result import Result
 _HOW = {"executor", "workers", "device"}  # settings that say how a run is computed, not what it computes
 
 
+def _ignored(s: Settings) -> set[str]:
+    """Settings that do not make another run: how it is computed, and a target that it is only read against."""
+    return _HOW if s.stop_at_target else _HOW | {"target"}
+
+
 @dataclass(frozen=True)
 class Plan:
     """One run to be made: its row in the table, its settings and its folder."""
@@ -84,12 +89,12 @@ def plan_comparison(
     if not methods:
         raise UserError("a comparison needs at least one method, for example: isofed compare fedavg fedprox seeds=3")
     built = [make_settings({**values, "method": m, "seed": s}) for s in seeds for m in methods]
-    rows = [str(s.method) for s in built]
+    rows = [s.method.shown() for s in built]
     names = rows[: len(methods)]
     for name in names:
         if names.count(name) > 1:
             raise UserError(f"the method '{name}' is given twice; name each method once")
-    root = Path(out) if out else Path("runs") / f"compare-{_short([built[0].to_dict() | {'method': ''}])}"
+    root = Path(out) if out else Path("runs") / f"compare-{_short([_what(built[0])])}"
     plans = [
         Plan(row, s, root / _slug(_stable(s.method)) / f"seed-{s.seed}") for row, s in zip(rows, built, strict=True)
     ]
@@ -189,7 +194,7 @@ def _check_folder(plan: Plan) -> None:
         return
     wanted = json.loads(json.dumps(plan.settings.to_dict()))
     for key, value in RunFolder.open(plan.folder).config.items():
-        if key not in _HOW and wanted.get(key) != value:
+        if key not in _ignored(plan.settings) and wanted.get(key) != value:
             raise UserError(
                 f"{plan.folder} holds a run with {key}={spec.show(value)}, not {spec.show(wanted.get(key))}; "
                 "choose another out="
@@ -228,6 +233,11 @@ def _slug(text: str) -> str:
     """A text as a folder name that still tells a person what it is."""
     plain = "".join(c if c.isalnum() or c in "+=.,-" else "_" for c in text.replace(":", "-").replace(" ", ","))
     return plain if len(plain) <= 80 else f"{plain[:60]}-{_short([text])}"
+
+
+def _what(s: Settings) -> dict[str, Any]:
+    """What the runs of a comparison have in common, whoever computes them: what its folder is named by."""
+    return {k: v for k, v in s.to_dict().items() if k not in _ignored(s) | {"method", "seed"}}
 
 
 def _stable(method: Composition) -> str:

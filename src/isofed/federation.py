@@ -28,7 +28,7 @@ from isofed.layout import Layout, Policy, Tensors
 from isofed.methods import Method, Round
 from isofed.progress import Watcher
 from isofed.records import RunFolder, environment
-from isofed.result import Result
+from isofed.result import Result, rounds_to
 
 CHECKPOINT_SHARE = 0.05  # at most this part of the time goes into checkpoints
 
@@ -250,12 +250,7 @@ class Federation:
         return judged
 
     def _reached(self) -> bool:
-        s = self.settings
-        return bool(
-            s.stop_at_target
-            and s.target is not None
-            and any((line.get("accuracy") or 0) >= s.target for line in self.history)
-        )
+        return self.settings.stop_at_target and rounds_to(self.history, self.settings.target) is not None
 
     def _record(self, line: dict[str, Any], state: State, models: dict[int, Tensor]) -> None:
         """Write a round down, before it counts: what is written too early is rewound on resuming."""

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from isofed.config import Settings
 from isofed.layout import Tensors
+
+
+def rounds_to(history: list[dict[str, Any]], target: float | None) -> int | None:
+    """The first judged round of a history that reached an accuracy."""
+    reached = (line["round"] for line in history if (line.get("accuracy") or 0.0) >= (target or math.inf))
+    return next(reached, None)
 
 
 @dataclass
@@ -66,7 +73,6 @@ class Result:
         judged = [line for line in history if line.get("accuracy") is not None]
         last = (exchanges or judged)[-1]
         final = tested or last
-        reached = [line["round"] for line in judged if s.target is not None and line["accuracy"] >= s.target]
         return cls(
             method=str(s.method),
             seed=s.seed,
@@ -74,7 +80,7 @@ class Result:
             loss=final["loss"],
             best_accuracy=max(line["accuracy"] for line in judged),
             rounds=history[-1]["round"],
-            rounds_to_target=reached[0] if reached else None,
+            rounds_to_target=rounds_to(history, s.target),
             seconds=sum(line["seconds"] for line in history),
             bytes_up=sum(line["bytes_up"] for line in history) + sum(e["bytes_up"] for e in exchanges),
             bytes_down=sum(line["bytes_down"] for line in history) + sum(e["bytes_down"] for e in exchanges),

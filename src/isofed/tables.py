@@ -13,7 +13,7 @@ from typing import Any
 
 from isofed.experiments import Batch
 from isofed.files import write_atomic
-from isofed.result import Result
+from isofed.result import Result, rounds_to
 from isofed.stats import mean_std, paired_difference
 
 
@@ -42,8 +42,8 @@ class Row:
         return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
 
 
-def comparison(batch: Batch, methods: Sequence[str], level: float = 0.95) -> list[Row]:
-    """One row per method, in the given order."""
+def comparison(batch: Batch, methods: Sequence[str], target: float | None = None, level: float = 0.95) -> list[Row]:
+    """One row per method, in the given order; ``target`` is the accuracy to count rounds to."""
     first = batch.results.get(methods[0], {})
     base_seconds = _seconds(list(first.values()))
     rows = []
@@ -59,7 +59,8 @@ def comparison(batch: Batch, methods: Sequence[str], level: float = 0.95) -> lis
         if method != methods[0] and common:
             pairs = [results[s].accuracy for s in common], [first[s].accuracy for s in common]
             paired = paired_difference(*pairs, level=level)
-        reached = [r.rounds_to_target for r in results.values() if r.rounds_to_target is not None]
+        counts = [rounds_to(r.history, target) for r in results.values()]
+        reached = [n for n in counts if n is not None]
         seconds = _seconds(list(results.values()))
         rows.append(
             Row(

@@ -36,11 +36,15 @@ def executor_for(world: World, device: torch.device, shared: Pool | None) -> Ite
             f"the method '{s.method}' is a class of this session, which a worker process cannot import; "
             "put it into a file and name it as file.py:Class, or use executor=serial"
         )
-    if shared is not None:
-        yield Workers(world, shared)
-        return
-    with Pool(min(s.workers or available_cores(), len(world.clients))) as pool:
+    pool = shared or Pool(min(s.workers or available_cores(), len(world.clients)))
+    try:
         yield Workers(world, pool)
+    except KeyboardInterrupt:
+        pool.kill()  # nobody waits for the visits that are under way
+        raise
+    finally:
+        if shared is None:
+            pool.close()
 
 
 def may_use_workers(s: Settings) -> bool:
@@ -68,7 +72,7 @@ def device_of(text: str) -> torch.device:
         if not count:
             raise UserError(f"device={text} needs a GPU that PyTorch can use, and there is none here; use device=cpu")
         if (device.index or 0) >= count:
-            raise UserError(f"there is no {text}: this machine has {count} GPU{'s'[: count > 1]}, counted from cuda:0")
+            raise UserError(f"there is no {text}: this machine has {count}, counted from cuda:0")
     return device
 
 

@@ -204,7 +204,7 @@ class Replica:
         )
         sent_back = [outcome.update, outcome.statistics, *visit.mean.values(), *visit.sum.values()]
         if not fits(*sent_back, *state.values()) or (trained_on and not math.isfinite(outcome.loss)):
-            outcome.problem = "its training gave NaN or numbers out of range"
+            outcome.problem = "gave NaN or numbers out of range"
         return outcome
 
     def _plain_batches(self, samples: np.ndarray, size: int) -> Iterator[tuple[Tensor, Tensor]]:

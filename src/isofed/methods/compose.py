@@ -77,6 +77,10 @@ class Composition:
             raise UserError(f"'{pooled}' trains on the pooled data without a federation, so it cannot be combined")
 
     def __str__(self) -> str:
+        return "+".join(str(spec.describe(m, n)) for n, m in self.parts)
+
+    def shown(self) -> str:
+        """The text for a person's eyes: files relative to the present folder."""
         return "+".join(str(spec.describe(m, shorten(n))) for n, m in self.parts)
 
     def to_yaml(self) -> list[Any]:
