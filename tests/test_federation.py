@@ -415,3 +415,70 @@ def test_learning_goes_somewhere() -> None:
     assert result.accuracy > 0.85
     assert result.history[-1]["train_loss"] < 0.5 * result.history[0]["train_loss"]
     assert math.isfinite(result.history[0]["local_loss"])
+
+
+# What a record must not let happen
+
+
+def test_a_run_of_a_changed_method_file_does_not_go_on(tmp_path: Path) -> None:
+    text = (
+        "from dataclasses import dataclass\nfrom isofed import Method\n\n\n@dataclass(frozen=True)\n"
+        "class Mine(Method):\n    def gradient(self, step):\n        step.grad.mul_(1.0)\n"
+    )
+    (tmp_path / "mine.py").write_text(text)
+    settings: dict[str, Any] = {
+        "data": "synthetic:samples=60,test=20,classes=3",
+        "model": "mlp",
+        "clients": 2,
+        "partition": "iid",
+    }
+    method = f"{tmp_path / 'mine.py'}:Mine"
+    isofed.Federation(**settings, method=method, rounds=1, out=tmp_path / "run")
+    (tmp_path / "mine.py").write_text(text.replace("1.0", "2.0"))
+    with pytest.raises(isofed.UserError, match=r"mine\.py has changed since the run"):
+        isofed.Federation.resume(tmp_path / "run")
+
+
+def test_a_data_set_given_in_python_is_recorded_as_such(tmp_path: Path) -> None:
+    from isofed.data import load
+
+    mine = load("synthetic:samples=60,test=20,classes=3")
+    usual: dict[str, Any] = {"model": "mlp", "clients": 2, "partition": "iid", "rounds": 1}
+    first = isofed.Federation(**usual, dataset=mine, out=tmp_path / "run").fit()
+    with pytest.raises(isofed.UserError, match="given in Python"):
+        isofed.Federation.resume(tmp_path / "run")
+    again = isofed.Federation.resume(tmp_path / "run", dataset=mine).fit()
+    assert again.accuracy == first.accuracy
+    assert {k: v.tolist() for k, v in again.weights.items()} == {k: v.tolist() for k, v in first.weights.items()}
+
+
+def test_a_class_called_like_a_built_in_method_is_not_taken_for_it(tmp_path: Path) -> None:
+    from isofed.methods import Method
+    from isofed.methods import parse as parse_method
+
+    fake = type("FedProx", (Method,), {})()
+    assert str(parse_method(fake)) != "fedprox"
+    usual: dict[str, Any] = {
+        "data": "synthetic:samples=60,test=20,classes=3",
+        "model": "mlp",
+        "clients": 2,
+        "partition": "iid",
+    }
+    isofed.Federation(**usual, rounds=1, method=fake, out=tmp_path / "run")
+    with pytest.raises(isofed.UserError, match="there is no method"):
+        isofed.Federation.resume(tmp_path / "run")
+
+
+def test_the_model_of_a_run_loads_in_one_line(tmp_path: Path) -> None:
+    from isofed.models import load
+
+    settings: dict[str, Any] = {
+        "data": "synthetic:samples=60,test=20,classes=3",
+        "clients": 2,
+        "partition": "iid",
+        "norm": "group:2",
+    }
+    made = isofed.Federation(**settings, rounds=1, out=tmp_path / "run").fit()
+    loaded = load(tmp_path / "run").state_dict()
+    assert loaded.keys() == made.weights.keys()
+    assert all(torch.equal(loaded[k], v) for k, v in made.weights.items())

@@ -51,7 +51,7 @@ def run(console: Console, words: Sequence[str], resume: str | None, quiet: bool)
         folder = Path(str(out)) if out else _new_folder(checked)
         with display.showing():
             dataset = load(checked.data, checked.root, display.reading)
-        federation = Federation(out=folder, dataset=dataset, **values)
+        federation = Federation(out=folder, dataset=dataset, **values | {"data": checked.data})
     with _interruptible(f"isofed run --resume {shlex.quote(str(folder))}"), display.showing():
         result = federation.fit(display)
     _print_result(console, result, folder)
@@ -67,7 +67,8 @@ def _print_result(console: Console, result: Result, folder: Path) -> None:
     sent = (result.bytes_up + result.bytes_down) / 1e6
     console.print(
         f"test accuracy [bold]{percent(result.accuracy)} %[/] after {many(result.rounds, 'round')}, "
-        f"best {percent(result.best_accuracy)} %; {duration(result.seconds)} of training, {sent:.1f} MB sent",
+        f"best {'on the validation part ' if result.validation_accuracy is not None else ''}"
+        f"{percent(result.best_accuracy)} %; {duration(result.seconds)} of training, {sent:.1f} MB sent",
         highlight=False,
     )
     if result.rounds_to_target is not None:

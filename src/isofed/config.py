@@ -18,9 +18,10 @@ from isofed.data.partition import FromFile
 from isofed.data.partition import parse as parse_partition
 from isofed.errors import IsofedError, UserError, unknown
 from isofed.methods import Composition
+from isofed.methods import names as method_names
 from isofed.methods import parse as parse_method
 from isofed.models.base import norm_layer
-from isofed.plugins import is_file_reference, resolve
+from isofed.plugins import digests, is_file_reference, resolve
 
 _SETTING = re.compile(r"^[A-Za-z_][A-Za-z_0-9]*=")
 
@@ -139,6 +140,10 @@ class Settings(BaseModel):
         """Local epochs, or nothing where steps are counted instead."""
         return None if self.local_steps else self.local_epochs or 5
 
+    def files(self) -> dict[str, str]:
+        """The user's own files that the run is made of, each with a digest."""
+        return digests([self.model, *(name for name, _ in self.method.parts)])
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values that make these settings again, methods with every hyper-parameter spelled out."""
         return self.model_dump(exclude={"method"}) | {"method": self.method.to_yaml()}
@@ -196,7 +201,8 @@ def read_words(words: Iterable[str]) -> dict[str, Any]:
         elif word.endswith((".yaml", ".yml")) or Path(word).is_dir():
             values |= read_yaml(word)
         else:
-            raise UserError(f"'{word}' is neither a setting (key=value) nor a YAML file")
+            hint = f"; did you mean method={word}?" if word.split(":")[0].split("+")[0] in method_names() else ""
+            raise UserError(f"'{word}' is neither a setting (key=value) nor a YAML file{hint}")
     return values
 
 

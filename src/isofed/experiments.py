@@ -23,7 +23,7 @@ from isofed.engine.choose import available_cores, may_use_workers
 from isofed.engine.serial import failure
 from isofed.engine.workers import Pool
 from isofed.errors import RunError, UserError, unknown
-from isofed.federation import Federation
+from isofed.federation import Federation, check_files
 from isofed.methods import Composition
 from isofed.plugins import is_file_reference
 from isofed.progress import Watcher
@@ -192,8 +192,9 @@ def _check_folder(plan: Plan) -> None:
     """A folder that holds a run already must hold this one."""
     if not (plan.folder / CONFIG).exists():
         return
-    wanted = json.loads(json.dumps(plan.settings.to_dict()))
-    for key, value in RunFolder.open(plan.folder).config.items():
+    wanted, folder = json.loads(json.dumps(plan.settings.to_dict())), RunFolder.open(plan.folder)
+    check_files(folder, plan.settings)
+    for key, value in folder.config.items():
         if key not in _ignored(plan.settings) and wanted.get(key) != value:
             raise UserError(
                 f"{plan.folder} holds a run with {key}={spec.show(value)}, not {spec.show(wanted.get(key))}; "
@@ -217,7 +218,7 @@ class _Data:
 
 @contextmanager
 def _pool(plans: Sequence[Plan]) -> Iterator[Pool | None]:
-    """One set of worker processes for all runs, if any of them may use it and there is enough to do."""
+    """One set of worker processes for all runs that are still to be made, if any of them may use it."""
     missing = [p for p in plans if not (p.folder / "result.json").exists()]
     if not any(may_use_workers(p.settings) for p in missing):
         yield None

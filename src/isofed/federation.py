@@ -21,7 +21,7 @@ from isofed.engine.exact import fits
 from isofed.engine.replica import Job
 from isofed.engine.serial import Executor
 from isofed.engine.workers import Pool
-from isofed.engine.world import World
+from isofed.engine.world import GIVEN, World
 from isofed.errors import RunError, UserError
 from isofed.evaluation import Judge
 from isofed.layout import Layout, Policy, Tensors
@@ -68,11 +68,11 @@ class Federation:
         pool: Pool | None = None,
         **settings: Any,
     ) -> None:
+        if dataset is not None and "data" not in settings:
+            settings["data"] = f"{GIVEN}:{dataset.name}"
         self._prepare(make_settings(settings), dataset, pool)
-        fingerprint = self.world.dataset.fingerprint
-        self.folder = (
-            RunFolder.create(out, self.settings.to_dict(), environment(str(self.device), fingerprint)) if out else None
-        )
+        made_with = environment(str(self.device), self.world.dataset.fingerprint) | {"files": self.settings.files()}
+        self.folder = RunFolder.create(out, self.settings.to_dict(), made_with) if out else None
 
     @classmethod
     def resume(
@@ -87,8 +87,8 @@ class Federation:
         run = cls.__new__(cls)
         run._prepare(make_settings(folder.config | changes), dataset, pool)
         run.folder = folder
-        recorded = folder.environment.get("data")
-        if recorded != run.world.dataset.fingerprint:
+        check_files(folder, run.settings)
+        if folder.environment.get("data") != run.world.dataset.fingerprint:
             raise UserError(f"the data of the run {path} have changed since it was started, so it cannot go on")
         return run
 
@@ -116,7 +116,7 @@ class Federation:
         watch = watcher or Watcher()
         with self.folder.lock() if self.folder else nullcontext():
             if self.folder and (done := self.folder.result()) is not None:
-                return Result.from_dict(done, self.folder.metrics(), self.folder.path)
+                return Result.from_dict(done, self.folder.metrics(), self.folder.path, self.folder.model())
             self._take_up(watch)
             watch.start(self)
             with executor_for(self.world, self.device, self._pool) as executor, exact_arithmetic(self.settings):
@@ -296,7 +296,14 @@ class Federation:
         result.weights = {k: v.clone() for k, v in self.layout.views(model).items()}
         if self.folder:
             self._checkpoint(force=True)
-            info = {"method": self.settings.method.to_yaml(), "model": self.settings.model, "round": self.round}
+            info = {
+                "method": self.settings.method.to_yaml(),
+                "model": self.settings.model,
+                "norm": self.settings.norm,
+                "shape": self.world.dataset.shape,
+                "classes": self.world.dataset.classes,
+                "round": self.round,
+            }
             self.folder.finish(result.weights | self._home_tensors(), info, result.to_dict())
             result.folder = self.folder.path
         return result
@@ -329,3 +336,12 @@ class Federation:
         method.finish(name, total, self.layout.views(model))
         down = 4 * self.layout.count(Policy.SHARED) * len(jobs)
         return model, {"exchange": name, "bytes_up": size, "bytes_down": down}
+
+
+def check_files(folder: RunFolder, settings: Settings) -> None:
+    """A run of which a file has changed since is another run."""
+    for file, digest in folder.environment.get("files", {}).items():
+        if settings.files().get(file) != digest:
+            raise UserError(
+                f"{file} has changed since the run in {folder.path} was started; put it back, or choose another out="
+            )

@@ -6,6 +6,7 @@ import hashlib
 import importlib.util
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,12 @@ def shorten(text: str) -> str:
     file, name = resolve(text).rsplit(":", 1)
     near = os.path.relpath(file)
     return f"{near if len(near) < len(file) else file}:{name}"
+
+
+def digests(references: Iterable[str]) -> dict[str, str]:
+    """A digest of each file that is referred to, by which a later change of it is noticed."""
+    files = sorted({resolve(r).rsplit(":", 1)[0] for r in references if is_file_reference(r)})
+    return {file: hashlib.blake2b(Path(file).read_bytes(), digest_size=8).hexdigest() for file in files}
 
 
 def load_from_file(text: str, kind: str) -> Any:

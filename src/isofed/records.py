@@ -247,6 +247,11 @@ class RunFolder:
         self._save(MODEL, tensors, info)
         self._write_json(RESULT, result)
 
+    def model(self) -> Tensors:
+        """The final model's tensors, without those that stayed with clients."""
+        tensors, _ = load_tensors(self.path / MODEL)
+        return {k: v for k, v in tensors.items() if not k.startswith("client/")}
+
     def result(self) -> dict[str, Any] | None:
         """The result of a finished run, or None."""
         return self._read_json(RESULT) if (self.path / RESULT).exists() else None

@@ -98,6 +98,8 @@ class Result:
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in skipped}
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any], history: list[dict[str, Any]], folder: Path) -> Result:
-        """A result read back from its folder; the weights stay in ``model.safetensors``."""
-        return cls(**values, history=history, folder=folder)
+    def from_dict(
+        cls, values: dict[str, Any], history: list[dict[str, Any]], folder: Path, weights: Tensors | None = None
+    ) -> Result:
+        """A result read back from its folder."""
+        return cls(**values, history=history, folder=folder, weights=weights or {})

@@ -39,7 +39,9 @@ class Row:
     @property
     def clear(self) -> bool:
         """Whether the confidence interval of the difference excludes zero."""
-        return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
+        if self.low is None or self.high is None or self.low == self.high:  # no spread is no certainty
+            return False
+        return self.low > 0 or self.high < 0
 
 
 def comparison(batch: Batch, methods: Sequence[str], target: float | None = None, level: float = 0.95) -> list[Row]:

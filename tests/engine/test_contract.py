@@ -100,7 +100,7 @@ class Branches(Method):
 
 class Selects(Method):
     def loss(self, step: Step) -> Tensor | None:
-        return step.logits[step.logits > 0].mean()
+        return 0 * step.logits[step.logits > 0].sum()
 
 
 class Copies(Method):
@@ -113,11 +113,11 @@ class Copies(Method):
     [
         (Reads, DataDependentOutputException),
         (Branches, DataDependentOutputException),
-        (Selects, DynamicOutputShapeException),
+        (Selects, (DynamicOutputShapeException, DataDependentOutputException)),  # by the version of torch
         (Copies, RuntimeError),
     ],
 )
-def test_a_method_that_breaks_the_rules_is_caught(bad: type[Method], error: type[Exception]) -> None:
+def test_a_method_that_breaks_the_rules_is_caught(bad: type[Method], error: Any) -> None:
     run = small(method=bad())
     run.fit()  # an ordinary run does not mind,
     with pytest.raises(error):  # a capture would

@@ -200,7 +200,8 @@ def test_a_relative_path_becomes_absolute(mine: str, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(Path(mine).parent)
     composition = parse("mine.py:Mine")
     assert composition.to_yaml() == [{f"{Path(mine).resolve()}:Mine": {"strength": 0.5, "kind": "soft"}}]
-    assert str(composition) == "mine.py:Mine"  # as a person would type it here
+    assert composition.shown() == "mine.py:Mine"  # as a person would type it here
+    assert str(composition) == f"{Path(mine).resolve()}:Mine"  # as a record must hold it
     assert parse(str(composition)).parts == composition.parts
     with pytest.raises(UserError, match="appears twice"):
         parse(f"mine.py:Mine+{mine}:Mine")
@@ -451,3 +452,12 @@ def test_hooks_that_nobody_overrides_are_not_called() -> None:
     composition = parse("fedavg+fedprox")
     assert composition._loss == composition._around == composition._aggregate == []
     assert len(composition._gradient) == 1
+
+
+def test_an_option_cannot_be_called_like_a_place(tmp_path: Path) -> None:
+    (tmp_path / "clash.py").write_text(
+        "from dataclasses import dataclass\nfrom isofed import Method\n\n\n"
+        "@dataclass(frozen=True)\nclass Clash(Method):\n    share: float = 0.5\n"
+    )
+    with pytest.raises(UserError, match="option called 'share', which is a place of a round"):
+        parse(f"{tmp_path}/clash.py:Clash")

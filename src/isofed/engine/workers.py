@@ -31,6 +31,10 @@ from isofed.engine.world import World
 from isofed.errors import RunError
 from isofed.layout import Tensors
 
+# The C library gives large blocks back to the system at every step, and each must then be cleared again for the next:
+# a few percent of the time. These keep them; other C libraries do not know the names and ignore them.
+_KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**30), "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1)}
+
 
 class WorkerDied(Exception):
     """The process went away in the middle of a request."""
@@ -49,7 +53,7 @@ class _Process:
     def _start(self) -> None:
         # The worker finds what this process finds, and nothing that merely lies in the present folder.
         path = os.pathsep.join(p for p in sys.path if p)
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": path}
+        environment = _KEEP_MEMORY | os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": path}
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "isofed.engine.worker", str(self.folder), str(self.number)],
             stdin=subprocess.PIPE,

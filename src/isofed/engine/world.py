@@ -20,6 +20,8 @@ from isofed.layout import Layout
 from isofed.methods import Run
 from isofed.models import Network, create, has_batch_norm
 
+GIVEN = "given"  # in the record of a run whose data set was handed over in Python
+
 
 @dataclass(frozen=True)
 class World:
@@ -33,6 +35,8 @@ class World:
     @classmethod
     def create(cls, settings: Settings, dataset: Dataset | None = None) -> World:
         """Load the data, hold out a validation part, and deal the rest out to the clients."""
+        if dataset is None and settings.data.startswith(f"{GIVEN}:"):
+            raise UserError("this run was made with a data set given in Python; resume it there, with dataset=...")
         dataset = dataset or load(settings.data, settings.root)
         parts = {"train": dataset.train, "test": dataset.test}
         whole = dataset.train
@@ -70,7 +74,8 @@ class World:
         """What the methods may know about the run."""
         s = self.settings
         count, clients = len(self.dataset.classes), len(self.clients)
-        return Run(count, clients, self.samples, s.rounds, s.momentum, s.nesterov, layout, device)
+        shape, batch = self.dataset.shape, s.batch_size
+        return Run(count, clients, self.samples, s.rounds, s.momentum, s.nesterov, layout, device, shape, batch)
 
     def fractions(self) -> np.ndarray:
         """Each client's share in the population under the run's weighting; empty clients have none."""

@@ -46,6 +46,8 @@ class Run:
     nesterov: bool
     layout: Layout
     device: torch.device
+    shape: tuple[int, int, int] = (1, 1, 1)  # of a picture: channels, height, width
+    batch_size: int = 1  # of a full batch
 
     def zeros(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """A vector with a place for each shared trained weight: the usual form of a method's state."""

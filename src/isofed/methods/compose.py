@@ -14,7 +14,7 @@ from isofed import spec
 from isofed.errors import UserError, unknown
 from isofed.layout import Policy, Tensors
 from isofed.methods.base import Draws, Method, Round, Run, Step, Visit
-from isofed.methods.registry import find
+from isofed.methods.registry import find, names
 from isofed.models.base import Network
 from isofed.plugins import shorten
 
@@ -218,7 +218,11 @@ def parse(given: Any) -> Composition:
 
 def _parts_of(given: Any) -> tuple[tuple[str, Method], ...]:
     if isinstance(given, Method):
-        return ((type(given).__name__.lower(), given),)
+        name, cls = type(given).__name__.lower(), type(given)
+        # A class of one's own that is called like a known method must not be taken for it when a run is resumed.
+        if name in names() and find(name)[1] is not cls:
+            name = f"{cls.__module__}.{cls.__qualname__}"
+        return ((name, given),)
     return parse(given).parts
 
 

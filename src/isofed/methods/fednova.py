@@ -36,7 +36,7 @@ class FedNova(Method):
         if visit.steps:
             visit.update.div_(a)
         back = a if self.effective == "response" else float(visit.steps)
-        visit.mean["fednova.a"] = torch.tensor([back], dtype=torch.float64)
+        visit.mean["fednova.a"] = torch.tensor([back], dtype=torch.float64, device=visit.update.device)
 
     def aggregate(self, round: Round) -> None:
         round.update = round.update * round.mean["fednova.a"]

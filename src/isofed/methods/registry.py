@@ -56,4 +56,7 @@ def _checked(name: str, cls: object) -> type[Method]:
     if own and "__dataclass_fields__" not in vars(cls):
         raise UserError(f"'{name}' has options ({', '.join(sorted(own))}) but lacks @dataclass(frozen=True) above it")
     assert dataclasses.is_dataclass(cls)
+    for field in dataclasses.fields(cls):
+        if hasattr(Method, field.name):
+            raise UserError(f"'{name}' has an option called '{field.name}', which is a place of a round; rename it")
     return cls

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 
 from isofed.draws import torch_seeded
 from isofed.errors import IsofedError, UserError, unknown
@@ -11,7 +12,7 @@ from isofed.models.base import Network, Output, has_batch_norm
 from isofed.models.small import cnn, mlp
 from isofed.plugins import is_file_reference, load_from_file
 
-__all__ = ["Network", "Output", "create", "has_batch_norm", "names"]
+__all__ = ["Network", "Output", "create", "has_batch_norm", "load", "names"]
 
 _NETWORKS: dict[str, Callable[..., Network]] = {"cnn": cnn, "mlp": mlp}
 
@@ -19,6 +20,17 @@ _NETWORKS: dict[str, Callable[..., Network]] = {"cnn": cnn, "mlp": mlp}
 def names() -> tuple[str, ...]:
     """The networks that :func:`create` knows."""
     return tuple(_NETWORKS)
+
+
+def load(path: str | Path) -> Network:
+    """The network that a run ended with, from its ``model.safetensors`` or its folder."""
+    from isofed.files import load_tensors  # which is no business of a network otherwise
+
+    file = Path(path) / "model.safetensors" if Path(path).is_dir() else Path(path)
+    tensors, info = load_tensors(file)
+    network = create(info["model"], classes=len(info["classes"]), shape=tuple(info["shape"]), norm=info["norm"])
+    network.load_state_dict({k: v for k, v in tensors.items() if not k.startswith("client/")})
+    return network
 
 
 def create(
