@@ -41,7 +41,7 @@ test: $(STAMP)
 lint: $(STAMP)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy src tests
+	@$(BIN)/mypy src tests benchmarks examples
 
 format: $(STAMP)
 	@$(BIN)/ruff check --fix-only --quiet .

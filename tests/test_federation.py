@@ -419,6 +419,8 @@ def test_learning_goes_somewhere() -> None:
 
 # What a record must not let happen
 
+TINY: dict[str, Any] = {"data": "synthetic:samples=60,test=20,classes=3", "clients": 2, "partition": "iid"}
+
 
 def test_a_run_of_a_changed_method_file_does_not_go_on(tmp_path: Path) -> None:
     text = (
@@ -440,8 +442,6 @@ def test_a_run_of_a_changed_method_file_does_not_go_on(tmp_path: Path) -> None:
 
 
 def test_a_data_set_given_in_python_is_recorded_as_such(tmp_path: Path) -> None:
-    from isofed.data import load
-
     mine = load("synthetic:samples=60,test=20,classes=3")
     usual: dict[str, Any] = {"model": "mlp", "clients": 2, "partition": "iid", "rounds": 1}
     first = isofed.Federation(**usual, dataset=mine, out=tmp_path / "run").fit()
