@@ -105,7 +105,7 @@ class LocalStep:
         found = torch.autograd.grad(loss, self.parameters, allow_unused=True)
         # Nothing may keep this pass's graph alive: it would hold memory, and tie a later capture to another stream.
         step.logits, step.features, step.stages = step.logits.detach(), step.features.detach(), {}
-        if None in found:  # a tensor that this loss does not depend on
+        if any(f is None for f in found):  # a tensor that this loss does not depend on
             pairs = [(g, f) for g, f in zip(self.gradients, found, strict=True) if f is not None]
             torch._foreach_add_([g for g, _ in pairs], [f for _, f in pairs])
         else:
