@@ -461,3 +461,12 @@ def test_an_option_cannot_be_called_like_a_place(tmp_path: Path) -> None:
     )
     with pytest.raises(UserError, match="option called 'share', which is a place of a round"):
         parse(f"{tmp_path}/clash.py:Clash")
+
+
+def test_a_method_that_acts_nowhere_is_refused_with_the_place_that_was_meant(tmp_path: Path) -> None:
+    (tmp_path / "typo.py").write_text(
+        "from dataclasses import dataclass\nfrom isofed import Method\n\n\n"
+        "@dataclass(frozen=True)\nclass Typo(Method):\n    def los(self, step):\n        return step.logits.mean()\n"
+    )
+    with pytest.raises(UserError, match="would do nothing; did you mean 'loss'"):
+        parse(f"{tmp_path}/typo.py:Typo")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import importlib
 from importlib.metadata import entry_points
 
@@ -56,7 +57,19 @@ def _checked(name: str, cls: object) -> type[Method]:
     if own and "__dataclass_fields__" not in vars(cls):
         raise UserError(f"'{name}' has options ({', '.join(sorted(own))}) but lacks @dataclass(frozen=True) above it")
     assert dataclasses.is_dataclass(cls)
+    _check_acts(name, cls)
     for field in dataclasses.fields(cls):
         if hasattr(Method, field.name):
             raise UserError(f"'{name}' has an option called '{field.name}', which is a place of a round; rename it")
     return cls
+
+
+def _check_acts(name: str, cls: type[Method]) -> None:
+    """A misspelt hook would never be called, and the method would quietly do nothing."""
+    hooks = [n for n in vars(Method) if not n.startswith("_")]
+    if any(getattr(cls, hook) is not getattr(Method, hook) for hook in hooks):
+        return
+    written = [n for n, value in vars(cls).items() if callable(value) and not n.startswith("_")]
+    near = [match for n in written for match in difflib.get_close_matches(n, hooks, n=1)]
+    hint = f"; did you mean '{near[0]}'?" if near else ""
+    raise UserError(f"'{name}' acts at no place of a round, so it would do nothing{hint}")
