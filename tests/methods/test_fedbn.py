@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from isofed.errors import UserError
 from isofed.federation import Federation
 from isofed.layout import Policy
 from isofed.methods import parse
@@ -136,13 +137,6 @@ def test_less_is_sent() -> None:
     assert avg.bytes_up - bn.bytes_up == avg.bytes_down - bn.bytes_down == 4 * numbers * 4  # bytes, clients
 
 
-def test_without_batch_norm_it_is_fedavg() -> None:
-    bn, avg = small(method="fedbn"), small()
-    first, second = bn.fit(), avg.fit()
-    assert bn.state.weights.numpy().tobytes() == avg.state.weights.numpy().tobytes()
-    assert first.accuracy == second.accuracy
-
-
 def accuracy(plain: Plain, model: Named, index: torch.Tensor) -> float:
     inputs, labels = plain.part("test")
     plain.network.load_state_dict(model)
@@ -184,3 +178,8 @@ def test_fedbn_composes_with_server_steps_on_what_is_shared() -> None:
     part = run.layout.shared_trained
     assert run.state.server["scaffold.c"].numel() == run.state.server["fedavgm.v"].numel() == part.stop - part.start
     assert set(run.state.clients[0]) == {"scaffold.ck", "isofed.home"}
+
+
+def test_a_network_without_batch_norm_is_refused() -> None:
+    with pytest.raises(UserError, match="fedbn keeps batch norm at home, and this network has none"):
+        small(method="fedbn", model="cnn", norm="group:2")

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from torch import nn
 
+from isofed.errors import UserError
 from isofed.layout import Policy
 from isofed.methods.base import Method
 from isofed.models.base import Network
@@ -24,10 +25,15 @@ class FedBN(Method):
     paper: ClassVar[str] = "Li et al. 2021, FedBN: federated learning on non-IID features via local batch normalization"
 
     def share(self, network: Network) -> dict[str, Policy]:
-        return {
+        own = {
             f"{path}.{name}": Policy.HOME
             for path, module in network.named_modules()
             if isinstance(module, nn.modules.batchnorm._BatchNorm)
             for name, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
             if tensor.is_floating_point()
         }
+        if not own:
+            raise UserError(
+                "fedbn keeps batch norm at home, and this network has none; use norm=batch or another model"
+            )
+        return own
