@@ -1,0 +1,83 @@
+"""Features that do not repeat each other: FedDecorr, DeCov, and DeCov in groups."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from isofed.functional.precision import full_precision, nothing
+
+
+@full_precision
+def decorrelation(z: Tensor, form: Literal["code", "paper"] = "code") -> Tensor:
+    """FedDecorr's loss on the correlations of the features over a batch.
+
+    FedDecorr (Shi et al. 2023), Eq. 9. Every dimension is standardised over the batch (unbiased variance plus 1e-8).
+    With Z what comes of it, N the batch and d the width,
+
+    - ``paper``: ||Z'Z / N||_F^2 / d^2, the mean over all entries, diagonal included;
+    - ``code`` (of its authors): the mean over the entries off the diagonal of (Z'Z)^2, divided by N. It is about N
+      times as large, so a weight of 0.1 here is one of 0.1 N there.
+
+    Args:
+        z: features [batch, width].
+        form: ``code`` or ``paper``.
+
+    >>> z = torch.tensor([[1.0, 1.0], [-1.0, 1.0], [1.0, -1.0], [-1.0, -1.0]])
+    >>> float(decorrelation(z))  # two dimensions that know nothing of each other
+    0.0
+    """
+    count, width = z.shape
+    if count < 2 or (width < 2 and form == "code"):
+        return nothing(z)
+    centred = z - z.mean(0)
+    z = centred * torch.rsqrt(centred.square().sum(0) / (count - 1) + 1e-8)
+    if form == "paper":
+        # Z'Z and ZZ' have the same norm: the smaller one is cheaper.
+        product = z @ z.T if count < width else z.T @ z
+        return product.square().sum() / (count * width) ** 2
+    if width >= 2 * count:
+        # The same trick; the diagonal, taken off afterwards, is then at most half of the whole, so no digits are lost.
+        off_diagonal = (z @ z.T).square().sum() - z.square().sum(0).square().sum()
+    else:
+        off_diagonal = _between(z.T @ z, 1).square().sum()
+    return off_diagonal / (width * (width - 1) * count)
+
+
+@full_precision
+def decov(z: Tensor) -> Tensor:
+    """DeCov (Cogswell et al. 2016): half the sum of the squared covariances between different features.
+
+    (||S||_F^2 - ||diag S||^2) / 2 with S the biased covariance over the batch. It grows with the fourth power of the
+    features' scale and with their number.
+
+    Args:
+        z: features [batch, width].
+
+    >>> float(decov(torch.tensor([[1.0, 2.0], [-1.0, -2.0]])))  # covariance 2, counted twice, halved
+    4.0
+    """
+    return structured_decov(z, group=1)
+
+
+@full_precision
+def structured_decov(z: Tensor, group: int = 8) -> Tensor:
+    """DeCov between groups of features; within a group features may repeat each other (after Xiong et al. 2016).
+
+    Args:
+        z: features [batch, width].
+        group: neighbouring features that form one group; the last may be smaller.
+
+    >>> float(structured_decov(torch.tensor([[1.0, 2.0], [-1.0, -2.0]]), group=2))
+    0.0
+    """
+    centred = z - z.mean(0)
+    return 0.5 * _between(centred.T @ centred / len(z), group).square().sum()
+
+
+def _between(matrix: Tensor, group: int) -> Tensor:
+    """The matrix without its blocks of ``group`` rows and columns along the diagonal."""
+    block = torch.arange(len(matrix), device=matrix.device) // group
+    return torch.where(block[:, None] == block, 0, matrix)

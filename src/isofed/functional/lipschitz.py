@@ -1,0 +1,69 @@
+"""How strongly a stage of a network can stretch its input: FedAlign's Lipschitz estimate."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import adaptive_avg_pool2d
+
+from isofed.functional.precision import full_precision
+
+
+@full_precision
+def transmitting_matrix(a: Tensor, b: Tensor) -> Tensor:
+    """The matrix A B' / (H W) of each sample, from the feature maps before and after a stage.
+
+    FedAlign (Mendieta et al. 2022), Eq. 6 and 7. Rows are channels, columns are places; the map with more places is
+    averaged down to the other's size. Features without places, [batch, channels], count as maps of one place.
+
+    Args:
+        a: before the stage, [batch, channels, height, width].
+        b: after it, likewise, with channels of its own.
+
+    Returns:
+        [batch, channels of a, channels of b].
+    """
+    a, b = _as_map(a), _as_map(b)
+    size = (min(a.shape[2], b.shape[2]), min(a.shape[3], b.shape[3]))
+    a, b = (m if m.shape[2:] == size else adaptive_avg_pool2d(m, size) for m in (a, b))
+    return a.flatten(2) @ b.flatten(2).transpose(1, 2) / (size[0] * size[1])
+
+
+def _as_map(features: Tensor) -> Tensor:
+    return features[:, :, None, None] if features.dim() == 2 else features
+
+
+@full_precision
+def spectral_norm(t: Tensor, iterations: int = 10) -> Tensor:
+    """The largest singular value of each matrix, by power iteration on t t' from a vector of ones.
+
+    As in FedAlign's released code: the gradient flows through all iterations. A matrix that sends ones to nothing,
+    such as zero, has the value 0 and no gradient.
+
+    Args:
+        t: [batch, rows, columns].
+        iterations: products with t t'; ten come within 1 % on features that are not negative.
+
+    Returns:
+        [batch].
+
+    >>> float(spectral_norm(torch.diag(torch.tensor([3.0, 1.0]))[None]))
+    3.0
+    """
+    if iterations < 1:
+        raise ValueError(f"spectral_norm needs at least one iteration, not {iterations}")
+    gram = t @ t.transpose(1, 2)
+    v = torch.full_like(gram[:, :, :1], gram.shape[1] ** -0.5)
+    length = torch.zeros_like(v[:, :1])
+    for _ in range(iterations):
+        v = gram @ v
+        length = _length(v)
+        v = v / torch.where(length > 0, length, 1)
+    positive = length > 0
+    return torch.where(positive, torch.where(positive, length, 1).sqrt(), 0)[:, 0, 0]
+
+
+def _length(v: Tensor) -> Tensor:
+    squared = v.square().sum(1, keepdim=True)
+    seen = squared > torch.finfo(v.dtype).tiny
+    return torch.where(seen, torch.where(seen, squared, 1).sqrt(), 0)

@@ -1,0 +1,86 @@
+"""Features spread out: FedUV's uniformity and UniVarFL's hyperspherical energy."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from isofed.functional.precision import full_precision, nothing
+from isofed.functional.sphere import unit
+
+
+@full_precision
+def uniformity(
+    z: Tensor, form: Literal["code", "paper"] = "code", detach: bool = False, sigma: float | None = None
+) -> Tensor:
+    """FedUV's L_U: the mean over pairs i < j of exp(-||z_i - z_j||^2 / s), on the features as they are.
+
+    FedUV (Son et al. 2024), Eq. 4. ``code`` takes for s the median of the squared distances that are not zero, as the
+    released code does; ``paper`` takes twice that. For an even number of pairs the median is the lower of the two in
+    the middle. A gradient flows through the median, which makes the value independent of the scale of z; with
+    ``detach`` it does not, and the loss can also be lowered by growing features.
+
+    Args:
+        z: features [batch, width].
+        form: ``code`` or ``paper``, see above.
+        detach: treat the median as a constant.
+        sigma: a fixed number in place of the median.
+
+    >>> round(float(uniformity(torch.eye(4))), 6)  # all distances equal: exp(-1)
+    0.367879
+    """
+    count = len(z)
+    if count < 2:
+        return nothing(z)
+    centred = z - z.mean(0)  # distances stay, and lose fewer digits below
+    norms = centred.square().sum(1)
+    both = norms[:, None] + norms
+    squared = (both - 2 * centred @ centred.T).clamp(min=0)
+    others = ~torch.eye(count, dtype=torch.bool, device=z.device)
+    # What is left of two equal rows is rounding, not a distance; and a row's distance to itself is none.
+    apart = others & (squared > 8 * torch.finfo(z.dtype).eps * both)
+    squared = torch.where(apart, squared, 0)
+    scale = _median(squared, apart, detach) if sigma is None else torch.as_tensor(sigma).to(z)
+    if form == "paper":
+        scale = 2 * scale
+    pairs = torch.where(others, torch.exp(-squared / scale), 0)
+    return pairs.sum() / (count * (count - 1))
+
+
+def _median(values: Tensor, chosen: Tensor, detach: bool) -> Tensor:
+    """The lower median of the chosen values, or 1 where none is chosen; equal values share the gradient."""
+    with torch.no_grad():
+        found = torch.where(chosen, values, torch.nan).nanmedian()
+        found = torch.where(found.isnan(), 1, found)
+    if detach:
+        return found
+    same = chosen & (values == found)
+    attached = torch.where(same, values, 0).sum() / same.sum().clamp(min=1)
+    return found + (attached - attached.detach())
+
+
+@full_precision
+def hyperspherical_energy(z: Tensor, eps: float = 1e-2, diagonal: bool = False) -> Tensor:
+    """UniVarFL's L_HE: the mean over pairs of 1 / (1 - z_i . z_j + eps), on features scaled to length 1.
+
+    UniVarFL (Son et al.), Eq. 2. By default over pairs i != j. With ``diagonal`` the pairs i = j are in, as the paper
+    writes it: each adds the constant 1/eps, which carries no gradient.
+
+    Args:
+        z: features [batch, width]; they are normalised here.
+        eps: keeps the energy of two equal features finite.
+        diagonal: count each feature with itself.
+
+    >>> round(float(hyperspherical_energy(torch.eye(3), eps=0.25)), 6)  # orthogonal features: 1 / (1 + eps)
+    0.8
+    """
+    count = len(z)
+    if count < 2 and not diagonal:
+        return nothing(z)
+    z = unit(z)
+    others = ~torch.eye(count, dtype=torch.bool, device=z.device)
+    apart = torch.where(others, (1 - z @ z.T).clamp(min=0), 1)
+    pairs = torch.where(others, 1 / (apart + eps), 1 / eps if diagonal else 0)
+    return pairs.sum() / (count * count if diagonal else count * (count - 1))
