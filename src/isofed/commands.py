@@ -247,7 +247,7 @@ def _explain(console: Console, name: str) -> None:
         console.print(inspect.getdoc(cls) or "", highlight=False, markup=False)
         console.print(f"\nacts at: {', '.join(places(cls)) or 'nothing but the plain round'}", highlight=False)
         for f in dataclasses.fields(cls):
-            console.print(f"option:  {f.name} = {spec.show(getattr(method, f.name))}", highlight=False)
+            console.print(f"option:  {spec.option(f)} = {spec.show(getattr(method, f.name))}", highlight=False)
         if cls.paper:
             console.print(f"paper:   {cls.paper}", highlight=False, markup=False)
         console.print()
@@ -259,7 +259,7 @@ def places(cls: type[Method]) -> list[str]:
 
 
 def _options(cls: type[Method]) -> str:
-    return ", ".join(f"{f.name}={spec.show(f.default)}" for f in dataclasses.fields(cls))
+    return ", ".join(f"{spec.option(f)}={spec.show(f.default)}" for f in dataclasses.fields(cls))
 
 
 def data(console: Console, words: Sequence[str]) -> None:

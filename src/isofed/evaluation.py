@@ -58,7 +58,7 @@ class Judge:
     def _own(self, part: str, weights: Tensor, states: States) -> dict[str, Any]:
         """Each client's own model, on its own domain where it has one, otherwise on the whole part; then the mean."""
         chosen = self._chosen()
-        scores = [self.executor.score(part, self._of_client(part, c), weights, states(c)) for c in chosen]
+        scores = [self.executor.score(part, self.world.tests_of(c, part), weights, states(c)) for c in chosen]
         line = _summary(sum(scores[1:], scores[0]))
         own = {str(c): _accuracy(s) for c, s in zip(chosen, scores, strict=True) if s.seen.any()}
         line["accuracy"] = float(np.mean(list(own.values())))
@@ -71,15 +71,6 @@ class Judge:
             return [np.arange(len(data))]
         domains = data.domains.cpu().numpy()
         return [np.flatnonzero(domains == d) for d in range(len(self.world.dataset.domains))]
-
-    def _of_client(self, part: str, client: int) -> np.ndarray:
-        """The test samples that are the client's own: those of its domain, if all its training samples are of one."""
-        train, data = self.world.parts["train"], self.world.parts[part]
-        if train.domains is not None and data.domains is not None:
-            held = np.unique(train.domains.cpu().numpy()[self.world.clients[client]])
-            if len(held) == 1:
-                return np.flatnonzero(data.domains.cpu().numpy() == held[0])
-        return np.arange(len(data))
 
 
 def _accuracy(score: Score) -> float:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from isofed.collect import Collected
@@ -25,7 +26,7 @@ from isofed.engine.world import GIVEN, World
 from isofed.errors import RunError, UserError
 from isofed.evaluation import Judge
 from isofed.layout import Layout, Policy, Tensors
-from isofed.methods import Method, Round
+from isofed.methods import Final, Method, Round
 from isofed.progress import Watcher
 from isofed.records import RunFolder, environment
 from isofed.result import Result, rounds_to
@@ -330,12 +331,25 @@ class Federation:
         # In a fixed order, so that plain sums do.
         for answer in executor.answer(name, jobs, model, sent, self.state.clients.get):
             for key, value in answer.items():
-                total[key] = total[key] + value if key in total else value.clone()
+                if key not in total:
+                    total[key] = value.clone()
+                else:
+                    total[key] = torch.cat([total[key], value]) if method.raw_answers else total[key] + value
                 size += value.numel() * 4
         model = model.clone()
-        method.finish(name, total, self.layout.views(model))
+        final = self._final(name, model)
+        method.finish(name, total, final)
+        if not fits(model):
+            raise RunError(f"'{name}' after the last round gave NaN or numbers out of range.{self._kept()}")
         down = 4 * self.layout.count(Policy.SHARED) * len(jobs)
-        return model, {"exchange": name, "bytes_up": size, "bytes_down": down}
+        return model, {"exchange": name, "bytes_up": size, "bytes_down": down, **final.report}
+
+    def _final(self, exchange: str, model: Tensor) -> Final:
+        """The global model in the server's hands."""
+        network = self.world.network().to(self.device).eval()
+        self.layout.bind(network, model)
+        rng = generator(self.settings.seed, f"finish/{exchange}")
+        return Final(self.layout.views(model), network, len(self.world.dataset.classes), rng)
 
 
 def check_files(folder: RunFolder, settings: Settings) -> None:

@@ -27,7 +27,7 @@ class Result:
         seed: of the run.
         accuracy: of the final model, on the test part (after any exchange).
         loss: of the final model, likewise.
-        best_accuracy: over all evaluated rounds.
+        best_accuracy: over all evaluated rounds and exchanges.
         rounds: that were run.
         rounds_to_target: first evaluated round that reached ``target``; none if it was not reached or not asked for.
         seconds: spent in rounds, evaluation not counted.
@@ -78,7 +78,7 @@ class Result:
             seed=s.seed,
             accuracy=final["accuracy"],
             loss=final["loss"],
-            best_accuracy=max(line["accuracy"] for line in judged),
+            best_accuracy=max(line["accuracy"] for line in [*judged, *exchanges]),
             rounds=history[-1]["round"],
             rounds_to_target=rounds_to(history, s.target),
             seconds=sum(line["seconds"] for line in history),

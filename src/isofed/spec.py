@@ -8,7 +8,8 @@ One small grammar serves methods, partitions, data sets, augmentations and sched
 
 A name may also be a file and a class in it, ``path/to/mine.py:MyMethod``. The same in YAML is a list whose
 items are names or one-key mappings: ``[fedprox: {mu: 0.01}, fedbn]``. The options of a choice are the fields
-of a frozen dataclass, so types, defaults and the list of known keys come from one place.
+of a frozen dataclass, so types, defaults and the list of known keys come from one place. A field whose name would
+collide with something else of its class ends in ``_``, which its option does not have.
 """
 
 from __future__ import annotations
@@ -102,24 +103,30 @@ def make(cls: type[T], choice: Choice, kind: str) -> T:
     """Build the dataclass that a choice names, with every option checked against its fields."""
     fields = [f for f in dataclasses.fields(cls) if f.init]  # type: ignore[arg-type]
     hints = typing.get_type_hints(cls)
+    by_option = {option(f): f.name for f in fields}
     values: dict[str, Any] = {}
     for key, value in choice.options:
         if not key:
-            free = [f.name for f in fields if f.name not in values]
+            free = [name for name, field in by_option.items() if field not in values]
             if not free:
                 raise UserError(f"{kind} '{choice.name}' takes {len(fields)} options, '{show(value)}' is one too many")
             key = free[0]
-        if key not in hints or key not in {f.name for f in fields}:
+        if key not in by_option:
             if not fields:
                 raise UserError(f"{kind} '{choice.name}' has no options, so '{key}' means nothing to it")
-            raise unknown(f"option of {kind} '{choice.name}' called", key, [f.name for f in fields])
-        if key in values:
+            raise unknown(f"option of {kind} '{choice.name}' called", key, list(by_option))
+        if by_option[key] in values:
             raise UserError(f"{kind} '{choice.name}' got '{key}' twice")
-        values[key] = convert(value, hints[key], f"{key} of {kind} '{choice.name}'")
-    missing = [f.name for f in fields if _required(f) and f.name not in values]
+        values[by_option[key]] = convert(value, hints[by_option[key]], f"{key} of {kind} '{choice.name}'")
+    missing = [option(f) for f in fields if _required(f) and f.name not in values]
     if missing:
         raise UserError(f"{kind} '{choice.name}' needs {missing[0]}: write '{choice.name}:{missing[0]}=...'")
     return cls(**values)
+
+
+def option(field: dataclasses.Field[Any]) -> str:
+    """What a field is called in a text."""
+    return field.name.removesuffix("_")
 
 
 def _required(field: dataclasses.Field[Any]) -> bool:
@@ -201,7 +208,7 @@ def check_ranges(thing: Any) -> None:
         if not inside:
             wanted = " and ".join(f"{signs[k]} {v:g}" for k, v in limits.items()) or "finite"
             name = type(thing).__name__.lower()
-            raise UserError(f"{field.name} of method '{name}' must be {wanted}, not {show(value)}")
+            raise UserError(f"{option(field)} of method '{name}' must be {wanted}, not {show(value)}")
 
 
 def describe(thing: Any, name: str, full: bool = False) -> Choice:
@@ -210,7 +217,7 @@ def describe(thing: Any, name: str, full: bool = False) -> Choice:
     for field in dataclasses.fields(thing):
         value = getattr(thing, field.name)
         if field.init and (full or _required(field) or value != field.default):
-            options.append((field.name, value))
+            options.append((option(field), value))
     return Choice(name, tuple(options))
 
 

@@ -16,7 +16,7 @@ from torch.nn.functional import one_hot
 
 from isofed import Method
 from isofed.layout import Policy, Tensors
-from isofed.methods import Round, Run, Step, Visit
+from isofed.methods import Final, Round, Run, Step, Visit
 from isofed.methods.base import Draws
 from isofed.models import Network
 
@@ -112,8 +112,8 @@ class Count(Method):
         seen = sum(len(labels) for _, labels in visit.batches(7))
         return {"labels": visit.label_counts, "seen": torch.tensor([seen])}
 
-    def finish(self, exchange: str, total: Tensors, weights: Tensors) -> None:
-        weights["head.bias"].copy_(self.factor * total["labels"] / total["seen"])
+    def finish(self, exchange: str, total: Tensors, final: Final) -> None:
+        final.weights["head.bias"].copy_(self.factor * total["labels"] / total["seen"])
 
 
 @dataclass(frozen=True)
@@ -122,8 +122,8 @@ class Twice(Count):
 
     exchanges: ClassVar[tuple[str, ...]] = ("twice",)
 
-    def finish(self, exchange: str, total: Tensors, weights: Tensors) -> None:
-        weights["head.bias"].mul_(2)
+    def finish(self, exchange: str, total: Tensors, final: Final) -> None:
+        final.weights["head.bias"].mul_(2)
 
 
 @dataclass(frozen=True)
@@ -144,8 +144,8 @@ class Echo(Method):
     def answer(self, exchange: str, visit: Visit) -> Tensors:
         return {"heard": visit.sent["echo.round"]}
 
-    def finish(self, exchange: str, total: Tensors, weights: Tensors) -> None:
-        weights["head.bias"].copy_(total["heard"])
+    def finish(self, exchange: str, total: Tensors, final: Final) -> None:
+        final.weights["head.bias"].copy_(total["heard"])
 
 
 @dataclass(frozen=True)
@@ -157,8 +157,8 @@ class Guess(Method):
     def answer(self, exchange: str, visit: Visit) -> Tensors:
         return {"guess": torch.rand(4)}
 
-    def finish(self, exchange: str, total: Tensors, weights: Tensors) -> None:
-        weights["head.bias"].copy_(total["guess"])
+    def finish(self, exchange: str, total: Tensors, final: Final) -> None:
+        final.weights["head.bias"].copy_(total["guess"])
 
 
 @dataclass(frozen=True)

@@ -135,6 +135,13 @@ def participants(run: Federation, round: int) -> list[int]:
     return sorted(int(c) for c in chosen)
 
 
+def model_for(method: str) -> str:
+    """The smallest network that has what a method asks for."""
+    if "stochdepth" in method:
+        return "resnet20"
+    return "cnn" if "fedbn" in method or "gradaug" in method else "mlp"
+
+
 def small(**settings: object) -> Federation:
     """A federation of four uneven clients that trains in a blink, without local momentum unless it is asked for."""
     usual: dict[str, object] = {

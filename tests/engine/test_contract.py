@@ -24,9 +24,18 @@ from isofed.models import Network
 from tests.engine.plain import small
 
 CPU = torch.device("cpu")
-EVERY = [n for n in names() if n != "scaffold"]
+OWN_MODEL = {"stochdepth": "resnet20"}  # methods that ask for more than every network has
+EVERY = [n for n in names() if n not in ("scaffold", "gradaug", *OWN_MODEL)]
 METHODS = [
     *EVERY,
+    "gradaug:sizes=none",
+    "moon:head=none",
+    "spherefed:loss=ce",
+    "mixup+fedlc+feddecorr+fedsam",
+    "mixup+spherefed+fedalign",
+    "moon+feddecorr+scaffold",
+    "feduv:detach=true,form=paper",
+    "fedalign:rescale=false,clip=none",
     "scaffold:option=1",
     "scaffold:option=2",
     "fedprox+scaffold+fedbn+fedavgm",
@@ -56,6 +65,7 @@ def take_fake_steps(world: World, sizes: tuple[int, ...] = (16, 5)) -> LocalStep
         fake = Replica(dataclasses.replace(world, parts=parts), CPU)
         fake.local.network.train()
         fake.local.step.plan = {k: mode.from_tensor(v) for k, v in real.local.step.plan.items()}
+        fake.local.step.host = real.local.step.host
         fake.local.step.sent = {k: mode.from_tensor(v) for k, v in real.local.step.sent.items()}
         for size in sizes:
             fake.local.take(size)
@@ -70,6 +80,14 @@ def take_fake_steps(world: World, sizes: tuple[int, ...] = (16, 5)) -> LocalStep
 def test_every_method_keeps_the_rules(method: str, model: str) -> None:
     local = take_fake_steps(small(method=method, model=model).world)
     assert local.step.size == 5  # the last step taken
+
+
+@pytest.mark.parametrize(
+    "method", ["stochdepth", "stochdepth+mixup+fedsam", "gradaug:n=3", "gradaug+stochdepth+fedalign"]
+)
+def test_methods_for_larger_networks_keep_the_rules(method: str) -> None:
+    local = take_fake_steps(small(method=method, model="resnet20" if "stoch" in method else "cnn").world)
+    assert local.step.size == 5
 
 
 @pytest.mark.parametrize(

@@ -38,21 +38,28 @@ def same_everywhere(one_worker: Pool, two_workers: Pool, **settings: Any) -> Fed
     torch.set_num_threads(2)  # a serial run must not depend on it
     try:
         serial = small(**settings)
-        serial.fit()
+        wanted = serial.fit()
     finally:
         torch.set_num_threads(before)
     for pool in (one_worker, two_workers):
         run = small(**(settings | {"executor": "workers"}), pool=pool)
-        run.fit()
+        found = run.fit()
         assert content(run) == content(serial)
         assert numbers(run) == numbers(serial)
+        assert found.exchanges == wanted.exchanges
+        assert all(torch.equal(found.weights[k], wanted.weights[k]) for k in wanted.weights)
     return serial
 
 
 @pytest.mark.parametrize("method", [*names(), "scaffold:option=1"])
 def test_every_method_gives_the_same_bytes(method: str, one_worker: Pool, two_workers: Pool) -> None:
     run = same_everywhere(
-        one_worker, two_workers, method=method, model="cnn", participation=0.75, rounds=2, momentum=0.9
+        *(one_worker, two_workers),
+        method=method,
+        model="resnet20" if method == "stochdepth" else "cnn",
+        participation=0.75,
+        rounds=2,
+        momentum=0.9,
     )
     assert all(line["events"] == [] for line in run.history)
     assert run.round == 2

@@ -129,7 +129,7 @@ def test_batches_are_normalised_pictures_in_channels_last_order() -> None:
     plain = Plain(run)
     replica = Replica(run.world, CPU)
     inputs, labels = plain.part("train")
-    replica.local.set_batch(*next(replica._plain_batches(run.world.clients[0], 8)))
+    replica.local.set_batch(*next(replica._plain_batches("train", run.world.clients[0], 8)))
     step = replica.local.step
     index = torch.from_numpy(run.world.clients[0][:8])
     torch.testing.assert_close(step.inputs.double(), inputs[index], rtol=1e-6, atol=1e-6)

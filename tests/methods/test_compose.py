@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import isofed
+from isofed import spec
 from isofed.errors import UserError
 from isofed.layout import Policy
 from isofed.methods import Composition, Method, Step, find, names, parse
@@ -27,13 +28,14 @@ from tests.engine.plain import distance, small
 SERVERS = ("fedavgm", "fedadam", "fedyogi", "fedadagrad", "feddyn")
 
 
-def values_of(name: str, hint: Any) -> st.SearchStrategy[Any]:
+def values_of(hint: Any, limits: Mapping[str, float]) -> st.SearchStrategy[Any]:
     if get_origin(hint) is Literal:
         return st.sampled_from(get_args(hint))
     if type(None) in get_args(hint):
-        return st.none() | values_of(name, next(a for a in get_args(hint) if a is not type(None)))
-    numbers = st.floats(1e-12, 0.9999 if name in ("momentum", "beta1", "beta2") else 1e12)
-    return {bool: st.booleans(), float: numbers, int: st.integers(0, 10**9)}.get(hint, st.just("x"))
+        return st.none() | values_of(next(a for a in get_args(hint) if a is not type(None)), limits)
+    largest = limits.get("at_most", 0.9999 * limits.get("below", 1e12))
+    numbers = st.floats(1e-12, largest)
+    return {bool: st.booleans(), float: numbers, int: st.integers(1, 10**9)}.get(hint, st.just("auto"))
 
 
 @st.composite
@@ -41,15 +43,14 @@ def compositions(draw: Any) -> list[Method]:
     chosen = draw(
         st.lists(st.sampled_from([n for n in names() if n != "central"]), min_size=1, max_size=4, unique=True)
     )
-    server = [n for n in chosen if n in SERVERS]
-    made = []
-    for name in [n for n in chosen if n not in server[1:]]:
+    made: list[Method] = []
+    for name in chosen:
         cls = find(name)[1]
         hints = get_type_hints(cls)
-        options = {
-            f.name: draw(values_of(f.name, hints[f.name])) for f in dataclasses.fields(cls) if draw(st.booleans())
-        }
-        made.append(cls(**options))
+        fields = [f for f in dataclasses.fields(cls) if draw(st.booleans())]
+        method = cls(**{f.name: draw(values_of(hints[f.name], f.metadata)) for f in fields})
+        if not any(method.owns & other.owns or set(method.exchanges) & set(other.exchanges) for other in made):
+            made.append(method)
     return made
 
 
@@ -64,7 +65,7 @@ def test_any_composition_survives_text_and_yaml(methods: list[Method]) -> None:
     assert parse(written).parts == composition.parts
     for entry in composition.to_yaml():  # every hyper-parameter is spelled out
         name, options = next(iter(entry.items())) if isinstance(entry, dict) else (entry, {})
-        assert list(options) == [f.name for f in dataclasses.fields(find(name)[1])]
+        assert list(options) == [spec.option(f) for f in dataclasses.fields(find(name)[1])]
 
 
 @pytest.mark.parametrize(

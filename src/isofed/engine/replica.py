@@ -141,6 +141,7 @@ class Replica:
             local.momentum.zero_()
         step.lr.fill_(job.lr)
         step.counter.zero_()
+        step.position = 0
         local.loss.zero_()
         labels = local.train.labels[torch.from_numpy(samples).to(self.device)]
         step.label_counts.copy_(torch.bincount(labels, minlength=self.run.classes))
@@ -167,7 +168,8 @@ class Replica:
             state=step.state,
             sent=step.sent,
             copies=local.copies,
-            batches=lambda size: self._plain_batches(samples, size),
+            batches=lambda size: self._plain_batches("train", samples, size),
+            tests=lambda size: self._own_tests(job.client, size),
             pull=local.method.pull,
         )
         plan = {"order": made.order}
@@ -177,6 +179,7 @@ class Replica:
         drawn = local.method.plan(visit, lambda name: generator(s.seed, f"method/{name}", *place))
         if taken := sorted(drawn.keys() & plan.keys()):
             raise UserError(f"a method's plan uses the name '{taken[0]}', which is the round's own; choose another")
+        step.host = {k: drawn.pop(k) for k in local.method.host}
         plan |= drawn
         refill(step.plan, {k: torch.from_numpy(v).to(self.device) for k, v in plan.items()}, grow=True)
         return visit, made.skipped
@@ -207,17 +210,22 @@ class Replica:
             outcome.problem = "gave NaN or numbers out of range"
         return outcome
 
-    def _plain_batches(self, samples: np.ndarray, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        train = self.local.train
+    def _plain_batches(self, part: str, samples: np.ndarray, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        pictures = self.pictures[part]
         for index in torch.from_numpy(samples).to(self.device).split(size):
-            yield train.normalised(train.images[index]), train.labels[index]
+            yield pictures.normalised(pictures.images[index]), pictures.labels[index]
+
+    def _own_tests(self, client: int, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        s = self.world.settings
+        part = "validation" if s.validation and not s.final_test else "test"
+        return self._plain_batches(part, self.world.tests_of(client, part), size)
 
     def _full_gradient(self, samples: np.ndarray) -> Tensor:
         """The gradient of the local objective over all samples, leaving batch-norm statistics as they were."""
         local, step, before = self.local, self.local.step, self.flat.clone()
         total, count = torch.zeros_like(step.grad), 0
         local.network.train()
-        for inputs, labels in self._plain_batches(samples, self.world.settings.batch_size):
+        for inputs, labels in self._plain_batches("train", samples, self.world.settings.batch_size):
             if len(labels) == 1 and self.batch_norm:
                 continue
             local.set_batch(inputs, labels)

@@ -7,7 +7,6 @@ and replayed.
 
 from __future__ import annotations
 
-import copy
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -58,17 +57,15 @@ class LocalStep:
         step.label_counts = torch.zeros(self.run.classes, dtype=torch.int64, device=device)
         step.state, step.sent, step.plan = method.client_state(self.run), {}, {}
         self.copies = {name: self.flat.clone() for name in method.copies}
-        step.copies = {name: self._frozen(layout, flat) for name, flat in self.copies.items()}
+        step.copies = {name: _frozen(world.network(), layout, flat) for name, flat in self.copies.items()}
         self.loss = torch.zeros((), device=device)  # summed over the samples of a visit
         named = dict(network.named_parameters())
         trained = [e for e in layout.entries if e.trained]
         self.parameters = [named[e.name] for e in trained]
         self.gradients = [e.view(step.grad) for e in trained]
-
-    def _frozen(self, layout: Layout, flat: Tensor) -> Network:
-        network = copy.deepcopy(self.network)
-        layout.bind(network, flat)
-        return network.eval().requires_grad_(False)
+        step.host, step.position = {}, 0
+        step.add_gradient, step.autocast = self.add_gradient, self.autocast
+        self._counted = False  # whether this batch's loss is in the sum
 
     def take(self, size: int) -> None:
         """Train on the next batch of the plan, of ``size`` samples."""
@@ -80,6 +77,7 @@ class LocalStep:
         method.gradient(step)
         self._update()
         step.counter.add_(1)
+        step.position += 1
 
     def _load(self, size: int) -> None:
         step, train = self.step, self.train
@@ -94,6 +92,7 @@ class LocalStep:
         """Put a batch where the passes and the methods look for it."""
         step = self.step
         step.inputs, step.labels, step.soft, step.size = inputs, labels, None, len(labels)
+        self._counted = False
 
     def passes(self) -> None:
         """Forward and backward; the gradient is added to ``step.grad``."""
@@ -101,10 +100,17 @@ class LocalStep:
         with self.autocast():
             step.forward(step.inputs)
             loss = self.method.objective(step)
-        self.loss.add_(loss.detach(), alpha=step.size)
-        found = torch.autograd.grad(loss, self.parameters, allow_unused=True)
+        if not self._counted:  # a method may come back for a second pass, elsewhere
+            self.loss.add_(loss.detach(), alpha=step.size)
+            self._counted = True
+        self.add_gradient(loss)
         # Nothing may keep this pass's graph alive: it would hold memory, and tie a later capture to another stream.
-        step.logits, step.features, step.stages = step.logits.detach(), step.features.detach(), {}
+        step.logits, step.stages, step.base_loss = step.logits.detach(), {}, step.base_loss.detach()
+        step.features = step.features if step.features is None else step.features.detach()
+
+    def add_gradient(self, loss: Tensor) -> None:
+        """Backward: add a loss's gradient to ``step.grad``."""
+        found = torch.autograd.grad(loss, self.parameters, allow_unused=True)
         if any(f is None for f in found):  # a tensor that this loss does not depend on
             pairs = [(g, f) for g, f in zip(self.gradients, found, strict=True) if f is not None]
             torch._foreach_add_([g for g, _ in pairs], [f for _, f in pairs])
@@ -130,6 +136,12 @@ class LocalStep:
             return nullcontext()
         # The cache of cast weights would hand a second pass the weights of the first.
         return torch.autocast(self.run.device.type, torch.bfloat16, cache_enabled=False)
+
+
+def _frozen(network: Network, layout: Layout, flat: Tensor) -> Network:
+    """A network that reads its weights from ``flat`` and is never trained."""
+    layout.bind(network.to(flat.device), flat)
+    return network.eval().requires_grad_(False)
 
 
 def refill(buffers: Tensors, values: Tensors, grow: bool = False) -> None:

@@ -83,6 +83,15 @@ class World:
         weights = sizes if self.settings.weighting == "samples" else (sizes > 0).astype(np.float64)
         return np.asarray(weights / weights.sum())
 
+    def tests_of(self, client: int, part: str) -> np.ndarray:
+        """The samples of a part that are the client's own: those of its domain, if all that it trains on are of one."""
+        train, data = self.parts["train"], self.parts[part]
+        if train.domains is not None and data.domains is not None:
+            held = np.unique(train.domains.cpu().numpy()[self.clients[client]])
+            if len(held) == 1:
+                return np.flatnonzero(data.domains.cpu().numpy() == held[0])
+        return np.arange(len(data))
+
     @property
     def samples(self) -> int:
         """Training samples that belong to a client."""

@@ -10,13 +10,15 @@ a vector that travels, ``step.named(v)`` its tensors by name.
 
 The rules of a step. ``batch``, ``base``, ``loss``, ``around`` and ``gradient`` may be captured in a CUDA graph:
 shapes are fixed, nothing is read back to the host (no ``.item()``, no ``if tensor:``), and nothing is drawn at
-random: every draw is made beforehand in ``plan`` and read with ``step.draw(name)``. ``begin``, ``end``, ``aggregate``
-and the exchange hooks run outside the graph and are ordinary PyTorch.
+random: every draw is made beforehand in ``plan`` and read with ``step.draw(name)``. A draw that decides a shape, such
+as a width, is listed in ``host`` and read with ``step.known(name)``; what depends on it runs as a ``step.piece``.
+``begin``, ``end``, ``aggregate`` and the exchange hooks run outside the graph and are ordinary PyTorch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
@@ -75,6 +77,7 @@ class Visit:
     sent: Tensors  # what the server sent besides the weights
     copies: dict[str, Tensor]  # the frozen copies a method asked for, each laid out like ``model``
     batches: Callable[[int], Iterator[tuple[Tensor, Tensor]]]  # inputs and labels without augmentation
+    tests: Callable[[int], Iterator[tuple[Tensor, Tensor]]]  # of the test part, its domain's if it has one
     full_gradient: Tensor | None = None  # of the local objective at the received weights, where a method asks for it
     pull: float = 0.0  # sum of the proximal strengths in the composition
     update: Tensor = field(default_factory=lambda: torch.empty(0))  # shared trained weights: now minus received
@@ -110,7 +113,11 @@ class Step:
     sent: Tensors
     copies: dict[str, Network]  # the frozen copies a method asked for, in eval mode
     plan: Tensors
-    # set for each batch
+    add_gradient: Callable[[Tensor], None]  # of a loss with respect to the trained weights, to ``grad``
+    autocast: Callable[[], AbstractContextManager[object]]  # the run's precision, for passes that a method makes itself
+    # set for each visit and each batch
+    host: Draws
+    position: int  # the step counter, on the host
     size: int
     inputs: Tensor
     labels: Tensor
@@ -118,6 +125,7 @@ class Step:
     logits: Tensor
     features: Tensor
     stages: dict[str, Tensor]
+    base_loss: Tensor  # for the terms that are added to it
 
     @property
     def targets(self) -> Tensor:
@@ -128,10 +136,20 @@ class Step:
         """This step's row of a planned draw."""
         return self.plan[name].index_select(0, self.counter)[0]
 
+    def known(self, name: str) -> np.ndarray:
+        """This step's row of a planned draw that the host may look at."""
+        row: np.ndarray = self.host[name][self.position]
+        return row
+
+    def piece(self, name: str, work: Callable[[], None]) -> None:
+        """Do a part of the step whose shapes depend on what is known: the same name stands for the same shapes."""
+        work()
+
     def forward(self, inputs: Tensor) -> Output:
         """Run the network and put what it gives where the losses look for it."""
         output = self.network(inputs)
-        self.logits, self.features, self.stages = output.logits.float(), output.features.float(), output.stages
+        self.logits, self.stages = output.logits.float(), output.stages
+        self.features = output.features.float() if isinstance(output.features, Tensor) else output.features
         return output
 
     def shared(self, vector: Tensor) -> Tensor:
@@ -158,18 +176,41 @@ class Round:
     fraction: float  # share of the clients that answered in the whole population, by the run's weighting
 
 
+@dataclass
+class Final:
+    """What the server has in hand after the last round, while the clients' answers become the final model."""
+
+    weights: Tensors  # the global model's, by name, to be changed in place
+    network: Network  # with these weights, in eval mode
+    classes: int
+    rng: np.random.Generator
+    report: dict[str, float] = field(default_factory=dict)  # figures to be recorded
+
+
 @dataclass(frozen=True)
 class Method:
     """Base of all methods: every hook here does nothing, so a method writes only what it changes."""
 
-    owns: ClassVar[frozenset[str]] = frozenset()  # of {"head", "base", "combine", "server"}: one owner each
-    exchanges: ClassVar[tuple[str, ...]] = ()  # questions to all clients after the last round
+    needs: ClassVar[tuple[str, ...]] = ()  # of a network, see :mod:`isofed.methods.needs`
+    leaves: ClassVar[dict[str, str]] = {}  # options with which it does not own what it owns by default
     copies: ClassVar[tuple[str, ...]] = ()  # frozen copies of the network that a step reads
+    host: ClassVar[tuple[str, ...]] = ()  # draws that decide shapes, read with ``step.known``
     pooled: ClassVar[bool] = False  # all data at one client: not federated at all
+    raw_answers: ClassVar[bool] = False  # answers are joined, not summed, and tell of single samples: only simulated
     paper: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
         check_ranges(self)
+
+    @property
+    def owns(self) -> frozenset[str]:
+        """What this method alone decides, of "head", "base", "combine", "server" and "final"."""
+        return frozenset()
+
+    @property
+    def exchanges(self) -> tuple[str, ...]:
+        """Questions to all clients after the last round."""
+        return ()
 
     @property
     def pull(self) -> float:
@@ -246,5 +287,5 @@ class Method:
         """A client's answer to a question after the last round; answers are summed over clients."""
         return {}
 
-    def finish(self, exchange: str, total: Tensors, weights: Tensors) -> None:
-        """What the server makes of the summed answers: change the global model's named tensors in place."""
+    def finish(self, exchange: str, total: Tensors, final: Final) -> None:
+        """What the server makes of the summed answers: change ``final.weights`` in place, fill ``final.report``."""

@@ -14,7 +14,8 @@ from isofed import spec
 from isofed.errors import UserError, unknown
 from isofed.layout import Policy, Tensors
 from isofed.methods.base import Draws, Method, Round, Run, Step, Visit
-from isofed.methods.registry import find, names
+from isofed.methods.needs import check_need
+from isofed.methods.registry import find, name_of, names
 from isofed.models.base import Network
 from isofed.plugins import shorten
 
@@ -23,6 +24,7 @@ PLACES_OWNED = {
     "base": "the base loss",
     "combine": "how client updates are combined",
     "server": "the server step",
+    "final": "the head after the last round",
 }
 
 
@@ -41,12 +43,15 @@ class Composition:
         self.pull = sum(m.pull for m in methods)
         self.full_gradient = any(m.full_gradient for m in methods)
         self.copies = tuple(dict.fromkeys(c for m in methods for c in m.copies))
+        self.host = tuple(dict.fromkeys(name for m in methods for name in m.host))
         self.exchanges = tuple((e, m) for m in methods for e in m.exchanges)
 
         def who(hook: str) -> list[Any]:
             return [getattr(m, hook) for m in methods if getattr(type(m), hook) is not getattr(Method, hook)]
 
-        self._check_settings, self._build, self._share = who("check"), who("build"), who("share")
+        self._check_settings, self._share = who("check"), who("share")
+        # Whoever owns the head builds it on the features that the others leave.
+        self._build = sorted(who("build"), key=lambda hook: "head" in hook.__self__.owns)
         self._client_state, self._server_state, self._send = who("client_state"), who("server_state"), who("send")
         self._begin, self._end, self._batch = who("begin"), who("end"), who("batch")
         self._loss, self._around, self._gradient = who("loss"), who("around"), who("gradient")
@@ -59,9 +64,12 @@ class Composition:
     @staticmethod
     def _check(parts: tuple[tuple[str, Method], ...]) -> None:
         for place, what in PLACES_OWNED.items():
-            owners = [name for name, m in parts if place in m.owns]
+            owners = [(name, m) for name, m in parts if place in m.owns]
             if len(owners) > 1:
-                raise UserError(f"'{owners[0]}' and '{owners[1]}' both decide {what}; use one of them")
+                hints = [f", or {name}:{m.leaves[place]}" for name, m in owners if place in m.leaves]
+                raise UserError(
+                    f"'{owners[0][0]}' and '{owners[1][0]}' both decide {what}; use one of them{''.join(hints)}"
+                )
         for name, method in parts:
             _check_places(name, method)
         asked = [question for _, m in parts for question in m.exchanges]
@@ -92,6 +100,9 @@ class Composition:
             hook(settings)
 
     def build(self, network: Network, classes: int, rng: np.random.Generator) -> None:
+        for name, method in self.parts:
+            for need in method.needs:
+                check_need(name, need, network)
         for hook in self._build:
             hook(network, classes, rng)
 
@@ -154,6 +165,7 @@ class Composition:
     def objective(self, step: Step) -> Tensor:
         """The base loss plus every added term."""
         total = self._base(step) if self._base else cross_entropy(step.logits, step.targets)
+        step.base_loss = total
         for hook in self._loss:
             term = hook(step)
             if term is not None:
@@ -218,7 +230,7 @@ def parse(given: Any) -> Composition:
 
 def _parts_of(given: Any) -> tuple[tuple[str, Method], ...]:
     if isinstance(given, Method):
-        name, cls = type(given).__name__.lower(), type(given)
+        name, cls = name_of(type(given)), type(given)
         # A class of one's own that is called like a known method must not be taken for it when a run is resumed.
         if name in names() and find(name)[1] is not cls:
             name = f"{cls.__module__}.{cls.__qualname__}"

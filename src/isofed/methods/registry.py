@@ -25,12 +25,40 @@ _BUILT_IN = {
     "feddyn": "feddyn:FedDyn",
     "fedbn": "fedbn:FedBN",
     "central": "central:Central",
+    "feduv": "feduv:FedUV",
+    "univarfl": "univarfl:UniVarFL",
+    "spherefed": "spherefed:SphereFed",
+    "feddecorr": "feddecorr:FedDecorr",
+    "fedalign": "fedalign:FedAlign",
+    "gradaug": "gradaug:GradAug",
+    "mixup": "mixup:Mixup",
+    "stochdepth": "stochdepth:StochDepth",
+    "moon": "moon:Moon",
+    "freeze": "freeze:Freeze",
+    "fedbabu": "freeze:FedBABU",
+    "ffc": "ffc:FFC",
+    "ccvr": "ccvr:CCVR",
+    "oracle_head": "oracle_head:OracleHead",
+    "decov": "decov:DeCov",
+    "structured_decov": "decov:StructuredDeCov",
+    "fedrs": "fedrs:FedRS",
+    "fedlc": "fedlc:FedLC",
+    "fedsam": "fedsam:FedSAM",
+    "fedexp": "fedexp:FedExP",
 }
 
 
 def names() -> tuple[str, ...]:
     """Every method that can be named, built in and installed."""
     return tuple(dict.fromkeys([*_BUILT_IN, *(e.name for e in entry_points(group=GROUP))]))
+
+
+def name_of(cls: type[Method]) -> str:
+    """What a class of methods is called in a text."""
+    for name, place in _BUILT_IN.items():
+        if f"isofed.methods.{place}" == f"{cls.__module__}:{cls.__name__}":
+            return name
+    return cls.__name__.lower()
 
 
 def find(name: str) -> tuple[str, type[Method]]:
@@ -60,7 +88,8 @@ def _checked(name: str, cls: object) -> type[Method]:
     _check_acts(name, cls)
     for field in dataclasses.fields(cls):
         if hasattr(Method, field.name):
-            raise UserError(f"'{name}' has an option called '{field.name}', which is a place of a round; rename it")
+            hint = f"call the field '{field.name}_', and a text can still say {field.name}="
+            raise UserError(f"'{name}' has an option called '{field.name}', which is a place of a round; {hint}")
     return cls
 
 

@@ -9,12 +9,20 @@ from pathlib import Path
 from isofed.draws import torch_seeded
 from isofed.errors import IsofedError, UserError, unknown
 from isofed.models.base import Network, Output, has_batch_norm
+from isofed.models.resnet import resnet20, resnet32, resnet56, resnet56_basic
 from isofed.models.small import cnn, mlp
 from isofed.plugins import is_file_reference, load_from_file
 
 __all__ = ["Network", "Output", "create", "has_batch_norm", "load", "names"]
 
-_NETWORKS: dict[str, Callable[..., Network]] = {"cnn": cnn, "mlp": mlp}
+_NETWORKS: dict[str, Callable[..., Network]] = {
+    "cnn": cnn,
+    "mlp": mlp,
+    "resnet20": resnet20,
+    "resnet32": resnet32,
+    "resnet56": resnet56,
+    "resnet56-basic": resnet56_basic,
+}
 
 
 def names() -> tuple[str, ...]:
@@ -66,4 +74,5 @@ def create(
         raise UserError(f"model '{name}' could not be built: {type(error).__name__}: {error}") from error
     if not isinstance(network, Network):
         raise UserError(f"model '{name}' gave a {type(network).__name__}; it must return an isofed.models.Network")
+    network.shape = shape
     return network

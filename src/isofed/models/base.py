@@ -1,4 +1,4 @@
-"""What a network is here: an encoder with named stages, then a head.
+"""What a network is here: an encoder with named stages, perhaps a projector, then a head.
 
 Methods act on the parts by these names: on the features (the input of the head), on the output of a stage, on the
 logits, or on the head itself. Every network of the package is a :class:`Network`, so every method works on each.
@@ -6,12 +6,14 @@ logits, or on the head itself. Every network of the package is a :class:`Network
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 from isofed.errors import UserError
+from isofed.functional import unit
 from isofed.spec import parse_one
 
 
@@ -24,26 +26,63 @@ class Output(NamedTuple):
 
 
 class Network(nn.Module):
-    """Stages in order, a pooling step that gives one feature vector per sample, and a head.
+    """Stages in order, a pooling step that gives one feature vector per sample, perhaps a projector, and a head.
 
     >>> net = Network({"one": nn.Linear(4, 3)}, nn.Flatten(), nn.Linear(3, 2), width=3)
     >>> import torch; net(torch.zeros(5, 4)).logits.shape
     torch.Size([5, 2])
+
+    Args:
+        stages: the encoder's parts, in order.
+        pool: from the last stage's output to one vector per sample.
+        head: from features to logits; a plain ``nn.Linear`` where methods are to work on it.
+        width: of the features.
+        projector: from pooled vectors to features, where the network has one.
     """
 
-    def __init__(self, stages: Mapping[str, nn.Module], pool: nn.Module, head: nn.Module, width: int) -> None:
+    def __init__(
+        self,
+        stages: Mapping[str, nn.Module],
+        pool: nn.Module,
+        head: nn.Module,
+        width: int,
+        projector: nn.Module | None = None,
+    ) -> None:
         super().__init__()
         self.stages = nn.ModuleDict(stages)
         self.pool = pool
+        self.projector = projector
         self.head = head
         self.width = width
+        self.normalise = False  # whether the head sees features scaled to length 1
+        self.shape: tuple[int, int, int] | None = None  # of the pictures it was created for
 
     def forward(self, x: Tensor) -> Output:
         stages = {}
         for name, stage in self.stages.items():
             x = stages[name] = stage(x)
         features = self.pool(x)
-        return Output(self.head(features), features, stages)
+        if self.projector is not None:
+            features = self.projector(features)
+        return Output(self.head(self.head_input(features)), features, stages)
+
+    def head_input(self, features: Tensor) -> Tensor:
+        """What the head is given for these features."""
+        return unit(features.float()) if self.normalise else features
+
+
+@contextmanager
+def statistics_kept(network: nn.Module) -> Iterator[None]:
+    """Passes in this block leave the running statistics of batch norm as they are."""
+    layers = [m for m in network.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    before = [layer.momentum for layer in layers]
+    for layer in layers:
+        layer.momentum = 0.0
+    try:
+        yield
+    finally:
+        for layer, momentum in zip(layers, before, strict=True):
+            layer.momentum = momentum
 
 
 def norm_layer(text: str) -> Callable[[int], nn.Module]:

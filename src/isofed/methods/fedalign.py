@@ -1,0 +1,65 @@
+"""FedAlign: the last stage distils itself, at a quarter of its width."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import mse_loss
+
+from isofed.functional import spectral_norm, transmitting_matrix
+from isofed.methods.base import Method, Step
+from isofed.models.base import Network
+from isofed.models.slim import channels, check_slimmable, slimmed
+from isofed.spec import number
+
+
+@dataclass(frozen=True)
+class FedAlign(Method):
+    """The last stage distils itself, slimmed to a part of its width.
+
+    Adds mu times the mean squared difference between the Lipschitz estimate of the last stage and that of the same
+    stage at ``width`` of its channels, on an input cut to as many of its channels. The estimate is the spectral norm
+    of the matrix between input and output channels, by 10 power iterations. Only the slimmed stage learns from it.
+
+    As in the authors' code the term is rescaled to mu times the base loss in value (``rescale``), and gradients longer
+    than ``clip`` are scaled down; the paper has neither.
+    """
+
+    mu: float = number(0.45, at_least=0)
+    width: float = number(0.25, above=0, at_most=1)
+    rescale: bool = True
+    clip: float | None = number(10.0, above=0)
+    iterations: int = number(10, at_least=1)
+
+    needs: ClassVar[tuple[str, ...]] = ("two stages",)
+    paper: ClassVar[str] = "Mendieta et al. 2022, Local learning matters: rethinking data heterogeneity"
+
+    def build(self, network: Network, classes: int, rng: np.random.Generator) -> None:
+        check_slimmable(network.stages[list(network.stages)[-1]], "fedalign")
+
+    def loss(self, step: Step) -> Tensor | None:
+        if not self.mu:
+            return None
+        before, last = list(step.stages)[-2:]
+        inside, outside = step.stages[before].detach(), step.stages[last].detach()
+        cut = inside[:, : channels(inside.shape[1], self.width)]
+        stage = step.network.stages[last]
+        with slimmed(stage, self.width):
+            slim = stage(cut)
+        teacher = spectral_norm(transmitting_matrix(inside, outside), self.iterations)
+        student = spectral_norm(transmitting_matrix(cut, slim), self.iterations)
+        difference = mse_loss(student, teacher)
+        if not self.rescale:
+            return self.mu * difference
+        value = difference.detach()
+        different = value > 0
+        factor = torch.where(different, step.base_loss.detach() / torch.where(different, value, 1), 0)
+        return self.mu * factor * difference
+
+    def gradient(self, step: Step) -> None:
+        if self.mu and self.clip is not None:
+            step.grad.mul_((self.clip / (torch.linalg.vector_norm(step.grad) + 1e-6)).clamp(max=1.0))

@@ -1,0 +1,31 @@
+"""FedDecorr: features that do not collapse onto a few directions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from isofed.functional import decorrelation
+from isofed.methods.base import Method, Step
+from isofed.spec import number
+
+
+@dataclass(frozen=True)
+class FedDecorr(Method):
+    """Decorrelated features, against dimensional collapse.
+
+    Adds beta times the mean squared correlation between different features over the batch, scaled as in the authors'
+    code, which is about batch-size times as strong as the paper's formula. ``form=paper`` is the latter; there 0.1
+    times the batch size is the beta that matches.
+    """
+
+    beta: float = number(0.1, at_least=0)
+    form: Literal["code", "paper"] = "code"
+
+    needs: ClassVar[tuple[str, ...]] = ("features",)
+    paper: ClassVar[str] = "Shi et al. 2023, Towards understanding and mitigating dimensional collapse"
+
+    def loss(self, step: Step) -> Tensor | None:
+        return self.beta * decorrelation(step.features, self.form) if self.beta else None

@@ -1,0 +1,42 @@
+"""FedUV: predictions as varied and features as uniform as IID data would make them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from isofed.functional import classifier_variance, uniformity
+from isofed.methods.base import Method, Step
+from isofed.spec import number
+
+
+@dataclass(frozen=True)
+class FedUV(Method):
+    """Predictions as varied, features as uniform as with IID data.
+
+    Adds mu L_U + lam L_V to the local loss: L_U is the mean over pairs of exp(-||z_i - z_j||^2 / median), L_V the mean
+    over classes of max(0, c - std of the class's probability over the batch), c = 1/sqrt(classes).
+
+    ``lam=none`` is classes/4. ``mu=0`` leaves only L_V, ``lam=0`` only L_U. ``form=paper`` has twice the median;
+    ``detach=true`` takes the median as a constant, so that features may also grow apart.
+    """
+
+    mu: float = number(0.5, at_least=0)
+    lam: float | None = number(None, at_least=0)
+    form: Literal["code", "paper"] = "code"
+    detach: bool = False
+    hinge: Literal["linear", "squared", "none"] = "linear"
+
+    needs: ClassVar[tuple[str, ...]] = ("features",)
+    paper: ClassVar[str] = "Son et al. 2024, FedUV: uniformity and variance for heterogeneous federated learning"
+
+    def loss(self, step: Step) -> Tensor | None:
+        lam = step.run.classes / 4 if self.lam is None else self.lam
+        terms = []
+        if self.mu:
+            terms.append(self.mu * uniformity(step.features, self.form, self.detach))
+        if lam:
+            terms.append(lam * classifier_variance(step.logits, "std", hinge=self.hinge))
+        return sum(terms[1:], terms[0]) if terms else None

@@ -1,0 +1,89 @@
+"""GradAug: sub-networks on resized pictures learn from the whole one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+import numpy as np
+from torch.nn.functional import interpolate, kl_div
+
+from isofed.errors import UserError
+from isofed.methods.base import Draws, Method, Step, Visit
+from isofed.models.base import Network
+from isofed.models.slim import check_slimmable, slim_forward, smallest_works
+from isofed.spec import number
+
+
+@dataclass(frozen=True)
+class GradAug(Method):
+    """Slimmed sub-networks on resized pictures learn from the whole.
+
+    Adds mu times the sum over n sub-networks of KL(softmax F(x) || softmax F_w(resized x)). One sub-network has the
+    width ``lower``, the others are drawn between it and 1; each sees the batch at a size drawn from ``sizes``
+    (``auto``: the full side, 7/8, 6/8 and 5/8 of it; ``none``: no resizing; or such as 32/28/24/20). Channels are
+    rounded to a multiple of ``multiple``: 8 in FedAlign's code, 1 in the original.
+    """
+
+    n: int = number(2, at_least=1)
+    lower: float = number(0.8, above=0, at_most=1)
+    mu: float = number(1.75, at_least=0)
+    sizes: str = "auto"
+    multiple: int = number(8, at_least=1)
+
+    needs: ClassVar[tuple[str, ...]] = ("linear head",)
+    host: ClassVar[tuple[str, ...]] = ("gradaug.width", "gradaug.size")
+    paper: ClassVar[str] = "Yang et al. 2020, GradAug: a new regularization method for deep neural networks"
+
+    def sides(self, shape: tuple[int, int, int]) -> tuple[tuple[int, int], ...]:
+        """The picture sizes to choose from."""
+        _, height, width = shape
+        if self.sizes == "none":
+            return ((height, width),)
+        if self.sizes == "auto":
+            # Of 224 these would be odd sizes for a network that halves five times; the papers take multiples of 32.
+            shares = [1, 6 / 7, 5 / 7, 4 / 7] if height == width == 224 else [1, 7 / 8, 6 / 8, 5 / 8]
+            return tuple((max(1, round(height * s)), max(1, round(width * s))) for s in shares)
+        try:
+            sides = [int(side) for side in self.sizes.split("/")]
+        except ValueError:
+            sides = []
+        if not sides or min(sides) < 1:
+            raise UserError(f"sizes of method 'gradaug' must be auto, none or like 32/28/24/20, not '{self.sizes}'")
+        return tuple((side, side) for side in sides)
+
+    def build(self, network: Network, classes: int, rng: np.random.Generator) -> None:
+        check_slimmable(network, "gradaug")
+        height, width = smallest = min(self.sides(network.shape or (1, 1, 1)))
+        if not smallest_works(network, self.lower, smallest, self.multiple):
+            raise UserError(
+                f"this network does not run on pictures of {height}x{width}, to which gradaug would shrink them; "
+                "use gradaug:sizes=none, or larger sizes"
+            )
+
+    def plan(self, visit: Visit, rng: np.random.Generator) -> Draws:
+        widths = rng.uniform(self.lower, 1.0, (visit.steps, self.n))
+        widths[:, 0] = self.lower
+        sides = np.array(self.sides(visit.run.shape))
+        chosen = rng.integers(len(sides), size=(visit.steps, self.n))
+        return {"gradaug.width": -np.sort(-widths), "gradaug.size": sides[chosen]}
+
+    def around(self, step: Step, inner: Callable[[], None]) -> None:
+        inner()
+        if not self.mu:
+            return
+        widths, sizes = step.known("gradaug.width"), step.known("gradaug.size")
+        for width, (high, wide) in zip(widths.tolist(), sizes.tolist(), strict=True):
+            step.piece(f"gradaug/{width}/{high}x{wide}", partial(self._sub, step, width, (high, wide)))
+
+    def _sub(self, step: Step, width: float, size: tuple[int, int]) -> None:
+        inputs = step.inputs
+        if tuple(inputs.shape[2:]) != size:
+            inputs = interpolate(inputs, size, mode="bilinear", align_corners=True)
+        with step.autocast():
+            logits = slim_forward(step.network, inputs, width, self.multiple).logits.float()
+        # The whole network's answer to this batch, as the pass before has left it.
+        distance = kl_div(logits.log_softmax(1), step.logits.softmax(1), reduction="batchmean")
+        step.add_gradient(self.mu * distance)

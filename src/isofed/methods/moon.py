@@ -1,0 +1,68 @@
+"""MOON: features like the global model's, unlike the client's own last ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from isofed.functional import model_contrast
+from isofed.layout import Tensors
+from isofed.methods.base import Method, Run, Step, Visit
+from isofed.models.base import Network
+from isofed.spec import number
+
+WIDTH = 256  # of MOON's projected features
+
+
+@dataclass(frozen=True)
+class Moon(Method):
+    """Features like the global model's, unlike the client's last.
+
+    Adds mu times the batch mean of -log(e^(g/t) / (e^(g/t) + e^(p/t))), with g and p the cosines of a sample's
+    features with those that the received model and the client's model at the end of its last visit give. Both are
+    frozen and in eval mode. In a client's first visit there is no last model, and no term.
+
+    ``head=auto`` puts MOON's projection head (linear, ReLU, linear to 256) before the classifier unless the network
+    has a projector; ``on`` always does, ``none`` never.
+    """
+
+    mu: float = number(1.0, at_least=0)
+    temperature: float = number(0.5, above=0)
+    head: Literal["auto", "on", "none"] = "auto"
+
+    needs: ClassVar[tuple[str, ...]] = ("features", "linear head")
+    copies: ClassVar[tuple[str, ...]] = ("moon.global", "moon.previous")
+    paper: ClassVar[str] = "Li et al. 2021, Model-contrastive federated learning"
+
+    def build(self, network: Network, classes: int, rng: np.random.Generator) -> None:
+        if self.head == "none" or (self.head == "auto" and network.projector is not None):
+            return
+        added = [nn.Linear(network.width, network.width), nn.ReLU(), nn.Linear(network.width, WIDTH)]
+        network.projector = nn.Sequential(*([] if network.projector is None else [network.projector]), *added)
+        network.head, network.width = nn.Linear(WIDTH, classes), WIDTH
+
+    def client_state(self, run: Run) -> Tensors:
+        return {
+            "moon.model": torch.zeros(run.layout.total, device=run.device),
+            "moon.known": torch.zeros(1, device=run.device),  # whether there is such a model
+        }
+
+    def begin(self, visit: Visit) -> None:
+        visit.copies["moon.global"].copy_(visit.model)
+        visit.copies["moon.previous"].copy_(visit.state["moon.model"])
+
+    def loss(self, step: Step) -> Tensor | None:
+        if not self.mu:
+            return None
+        with torch.no_grad():
+            received, previous = (step.copies[name](step.inputs).features for name in self.copies)
+        contrast = model_contrast(step.features, received, previous, self.temperature)
+        return self.mu * step.state["moon.known"][0] * contrast
+
+    def end(self, visit: Visit) -> None:
+        visit.state["moon.model"].copy_(visit.model)
+        visit.state["moon.known"].fill_(1)

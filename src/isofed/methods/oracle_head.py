@@ -1,0 +1,43 @@
+"""The head retrained on the pooled real features: what any calibration could reach."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from isofed.layout import Tensors
+from isofed.methods.base import Final, Method, Visit
+from isofed.methods.refit import head_of, seen_by_head, train_head
+from isofed.spec import number
+
+
+@dataclass(frozen=True)
+class OracleHead(Method):
+    """The head retrained on all clients' real features: simulation only.
+
+    After the last round the features of all samples are pooled, which no real federation could do, and the head is
+    trained on them with cross-entropy. It says how much of what is missing is the head's fault.
+    """
+
+    epochs: int = number(10, at_least=1)
+    lr: float = number(0.01, above=0)
+    momentum: float = number(0.9, at_least=0, below=1)
+    batch_size: int = number(64, at_least=1)
+
+    owns: ClassVar[frozenset[str]] = frozenset({"final"})
+    exchanges: ClassVar[tuple[str, ...]] = ("oracle_head",)
+    raw_answers: ClassVar[bool] = True
+    needs: ClassVar[tuple[str, ...]] = ("features", "linear head")
+    paper: ClassVar[str] = "Dong et al. 2022, SphereFed: hyperspherical federated learning (sanity check of Table 4)"
+
+    def answer(self, exchange: str, visit: Visit) -> Tensors:
+        z, labels = seen_by_head(visit)
+        return {"oracle.features": z, "oracle.labels": labels}
+
+    def finish(self, exchange: str, total: Tensors, final: Final) -> None:
+        head = head_of(final.weights)
+        z, labels = total["oracle.features"].to(head[0]), total["oracle.labels"].long()
+        orders = (torch.from_numpy(final.rng.permutation(len(z))) for _ in range(self.epochs))
+        train_head(head, z, labels, orders, lr=self.lr, momentum=self.momentum, batch_size=self.batch_size)

@@ -1,0 +1,42 @@
+"""UniVarFL: FedUV with hyperspherical energy, and variance in place of standard deviation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from isofed.functional import classifier_variance, hyperspherical_energy
+from isofed.methods.base import Method, Step
+from isofed.spec import number
+
+
+@dataclass(frozen=True)
+class UniVarFL(Method):
+    """FedUV with hyperspherical energy, and variance for deviation.
+
+    Adds mu L_HE + lam L_V to the local loss: L_HE is the mean over pairs i != j of 1 / (1 - z_i . z_j + eps) on
+    features of length 1, L_V the mean over classes of max(0, 1/classes - variance of the class's probability).
+
+    The paper gives neither mu, lam nor eps: mu and lam (``none`` is classes/4) are FedUV's. ``diagonal=true`` counts
+    each feature with itself, as the paper writes the sum, which adds a constant.
+    """
+
+    mu: float = number(0.5, at_least=0)
+    lam: float | None = number(None, at_least=0)
+    eps: float = number(0.01, above=0)
+    diagonal: bool = False
+    hinge: Literal["linear", "squared", "none"] = "linear"
+
+    needs: ClassVar[tuple[str, ...]] = ("features",)
+    paper: ClassVar[str] = "Son et al. 2025, UniVarFL: uniformity and variance regularized federated learning"
+
+    def loss(self, step: Step) -> Tensor | None:
+        lam = step.run.classes / 4 if self.lam is None else self.lam
+        terms = []
+        if self.mu:
+            terms.append(self.mu * hyperspherical_energy(step.features, self.eps, self.diagonal))
+        if lam:
+            terms.append(lam * classifier_variance(step.logits, "var", hinge=self.hinge))
+        return sum(terms[1:], terms[0]) if terms else None

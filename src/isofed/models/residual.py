@@ -1,0 +1,62 @@
+"""Residual blocks, with a gate that stochastic depth can close."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class Residual(nn.Module):
+    """A branch around which the input flows unchanged or through a shortcut: relu(shortcut(x) + branch(x)).
+
+    With ``keep`` below 1 the branch is there only sometimes: in training it is multiplied by ``gate`` (0 or 1, set for
+    each batch), otherwise by ``keep``. A branch that is shut leaves no trace in its batch norm's running statistics.
+    """
+
+    def __init__(self, branch: nn.Module, shortcut: nn.Module | None = None) -> None:
+        super().__init__()
+        self.branch = branch
+        self.shortcut = shortcut
+        self.keep = 1.0
+        self.gate: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.keep == 1.0:
+            inside = self.branch(x)
+        elif self.training and self.gate is not None:
+            inside = self.gate * self._gated(x, self.gate)
+        else:
+            inside = self.keep * self.branch(x)
+        if isinstance(self.shortcut, PadShortcut):
+            # As many channels as the branch has, also in a network that runs at less than its full width.
+            x = self.shortcut(x, inside.shape[1])
+        elif self.shortcut is not None:
+            x = self.shortcut(x)
+        return torch.relu(x + inside)
+
+    def _gated(self, x: Tensor, gate: Tensor) -> Tensor:
+        statistics = [b for b in self.branch.buffers() if b.is_floating_point()]
+        before = [b.clone() for b in statistics]
+        inside: Tensor = self.branch(x)
+        for now, old in zip(statistics, before, strict=True):
+            # Through .data: the backward pass of batch norm does not need these values, but would mind their change.
+            now.data.copy_(torch.where(gate > 0, now.data, old))
+        return inside
+
+
+def residual_blocks(network: nn.Module) -> list[Residual]:
+    """The blocks of a network in the order of the forward pass."""
+    return [m for m in network.modules() if isinstance(m, Residual)]
+
+
+class PadShortcut(nn.Module):
+    """A shortcut without weights: every second pixel, and zeros for the channels that are new (ResNet's option A)."""
+
+    def __init__(self, stride: int) -> None:
+        super().__init__()
+        self.stride = stride
+
+    def forward(self, x: Tensor, channels: int) -> Tensor:
+        x = x[:, :, :: self.stride, :: self.stride]
+        more = channels - x.shape[1]
+        return nn.functional.pad(x, (0, 0, 0, 0, more // 2, more - more // 2))
