@@ -127,10 +127,15 @@ def tune(words: Words = None, quiet: Quiet = False, debug: Debug = False) -> Non
 
 @command
 def methods(
-    name: Annotated[str | None, typer.Argument(help="a method to explain", show_default=False)] = None,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(help="a method to explain; settings such as model=cnn to find its cost on", show_default=False),
+    ] = None,
     debug: Debug = False,
 ) -> None:
-    """List the methods, or explain one: what it does, where in a round it acts, its options and its paper.
+    """List the methods with paper, defaults and cost, or explain one: what it does, where it acts, its options.
+
+    Costs are found by running each method for a moment, on a small ResNet or on what settings say.
 
     [bold]Examples[/]
 
@@ -138,11 +143,13 @@ def methods(
 
       isofed methods scaffold
 
+      isofed methods fednova+spherefed model=resnet56 data=synthetic:classes=100,size=32,channels=3
+
       isofed methods path/to/mine.py:Mine
     """
     from isofed import commands
 
-    commands.methods(console, name)
+    commands.methods(console, words or [])
 
 
 @command

@@ -66,16 +66,7 @@ class Collected:
 
     def _size(self, tensors: Tensors) -> int:
         """Bytes on the wire; a vector over the shared weights travels without the gaps of the layout."""
-        part = self._layout.shared_trained
-        gaps = (
-            part.stop
-            - part.start
-            - sum(e.size for e in self._layout.entries if e.trained and e.policy is Policy.SHARED)
-        )
-        return sum(
-            (t.numel() - (gaps if t.numel() == part.stop - part.start else 0)) * min(t.element_size(), 4)
-            for t in tensors.values()
-        )
+        return sum(self._layout.numbers(t) * min(t.element_size(), 4) for t in tensors.values())
 
     def line(self, sent: Tensors, known: Container[int]) -> dict[str, Any]:
         """The part of a round's record that is about training; ``known`` are the clients visited before."""
@@ -92,3 +83,8 @@ class Collected:
             "bytes_up": 0 if pooled else self._up,
             "bytes_down": 0 if pooled else down,
         }
+
+
+def sent_bytes(answer: Tensors) -> int:
+    """Bytes on the wire of a client's answer to a last question: sums travel as float32."""
+    return sum(4 * value.numel() for value in answer.values())

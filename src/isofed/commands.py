@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import os
 import re
 import shlex
@@ -27,15 +26,10 @@ from isofed.display import CompareDisplay, RunDisplay, duration, many, percent, 
 from isofed.engine.world import World
 from isofed.errors import RunError, UserError
 from isofed.experiments import Batch, Plan, plan_comparison, plan_tuning, run_all, seeds_of
+from isofed.explain import methods as methods
+from isofed.explain import places as places
 from isofed.federation import Federation
-from isofed.methods import Method, find, names
-from isofed.methods import parse as parse_method
 from isofed.result import Result
-
-PLACES = (
-    *("build", "share", "send", "plan", "begin", "end", "batch", "base", "loss", "around", "gradient"),
-    *("combine", "aggregate", "evaluated", "answer"),
-)
 
 
 def run(console: Console, words: Sequence[str], resume: str | None, quiet: bool) -> None:
@@ -221,45 +215,6 @@ def _report_failures(batch: Batch) -> None:
         raise RunError(
             f"{count} of the runs could not be finished; '{row}' stopped because {next(iter(by_seed.values()))}"
         )
-
-
-def methods(console: Console, name: str | None) -> None:
-    """The list of methods, or one explained."""
-    if name is not None:
-        _explain(console, name)
-        return
-    out = text_table("method", "what it does", "options")
-    for each in names():
-        cls = find(each)[1]
-        out.add_row(each, (inspect.getdoc(cls) or "").split("\n")[0], _options(cls))
-    console.print(out)
-    console.print(
-        "\nJoin methods with '+': fedprox:mu=0.1+fedbn. `isofed methods NAME` explains one. "
-        "Your own: path/to/file.py:Class.",
-        highlight=False,
-    )
-
-
-def _explain(console: Console, name: str) -> None:
-    for part, method in parse_method(name).parts:
-        cls = type(method)
-        console.print(f"[bold]{escape(part)}[/]", highlight=False)
-        console.print(inspect.getdoc(cls) or "", highlight=False, markup=False)
-        console.print(f"\nacts at: {', '.join(places(cls)) or 'nothing but the plain round'}", highlight=False)
-        for f in dataclasses.fields(cls):
-            console.print(f"option:  {spec.option(f)} = {spec.show(getattr(method, f.name))}", highlight=False)
-        if cls.paper:
-            console.print(f"paper:   {cls.paper}", highlight=False, markup=False)
-        console.print()
-
-
-def places(cls: type[Method]) -> list[str]:
-    """Where in a round a method acts: the hooks that it writes itself."""
-    return [h for h in PLACES if getattr(cls, h) is not getattr(Method, h)] + (["pooled"] if cls.pooled else [])
-
-
-def _options(cls: type[Method]) -> str:
-    return ", ".join(f"{spec.option(f)}={spec.show(f.default)}" for f in dataclasses.fields(cls))
 
 
 def data(console: Console, words: Sequence[str]) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from isofed.collect import Collected
+from isofed.collect import Collected, sent_bytes
 from isofed.config import Settings, keep_rule, lr_at
 from isofed.config import settings as make_settings
 from isofed.data import Dataset
@@ -330,12 +330,12 @@ class Federation:
         sent = self.settings.method.send(self.state.server)
         # In a fixed order, so that plain sums do.
         for answer in executor.answer(name, jobs, model, sent, self.state.clients.get):
+            size += sent_bytes(answer)
             for key, value in answer.items():
                 if key not in total:
                     total[key] = value.clone()
                 else:
                     total[key] = torch.cat([total[key], value]) if method.raw_answers else total[key] + value
-                size += value.numel() * 4
         model = model.clone()
         final = self._final(name, model)
         method.finish(name, total, final)

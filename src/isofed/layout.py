@@ -125,6 +125,13 @@ class Layout:
         """How many numbers (gaps not counted) are under a policy."""
         return sum(e.size for e in self.entries if e.policy is policy)
 
+    def numbers(self, vector: Tensor) -> int:
+        """How many numbers a tensor holds; of a vector with the form of this layout the gaps are not counted."""
+        for part in (self.shared_trained, self.trained, slice(0, self.total)):
+            if vector.dim() == 1 and len(vector) == part.stop - part.start:
+                return sum(e.size for e in self.entries if part.start <= e.offset < part.stop)
+        return vector.numel()
+
     def views(self, flat: Tensor, part: slice | None = None) -> Tensors:
         """The named tensors inside ``flat``, which holds the whole layout or the given part of it."""
         part = part or slice(0, self.total)

@@ -65,8 +65,8 @@ def _median(values: Tensor, chosen: Tensor, detach: bool) -> Tensor:
 def hyperspherical_energy(z: Tensor, eps: float = 1e-2, diagonal: bool = False) -> Tensor:
     """UniVarFL's L_HE: the mean over pairs of 1 / (1 - z_i . z_j + eps), on features scaled to length 1.
 
-    UniVarFL (Son et al.), Eq. 2. By default over pairs i != j. With ``diagonal`` the pairs i = j are in, as the paper
-    writes it: each adds the constant 1/eps, which carries no gradient.
+    UniVarFL (Gupta et al. 2025), Eq. 2. By default over pairs i != j. With ``diagonal`` the pairs i = j are in, as the
+    paper writes it: each adds the constant 1/eps, which carries no gradient.
 
     Args:
         z: features [batch, width]; they are normalised here.

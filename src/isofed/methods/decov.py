@@ -40,7 +40,7 @@ class StructuredDeCov(Method):
     group: int = number(8, at_least=1)
 
     needs: ClassVar[tuple[str, ...]] = ("features",)
-    paper: ClassVar[str] = "Xiong et al. 2016, Structured decorrelation constrained activations"
+    paper: ClassVar[str] = "Xiong et al. 2016, Regularizing deep CNNs with a structured decorrelation constraint"
 
     def loss(self, step: Step) -> Tensor | None:
         return self.weight * structured_decov(step.features, self.group) if self.weight else None

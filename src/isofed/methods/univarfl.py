@@ -30,7 +30,7 @@ class UniVarFL(Method):
     hinge: Literal["linear", "squared", "none"] = "linear"
 
     needs: ClassVar[tuple[str, ...]] = ("features",)
-    paper: ClassVar[str] = "Son et al. 2025, UniVarFL: uniformity and variance regularized federated learning"
+    paper: ClassVar[str] = "Gupta et al. 2025, UniVarFL: uniformity and variance regularized federated learning"
 
     def loss(self, step: Step) -> Tensor | None:
         lam = step.run.classes / 4 if self.lam is None else self.lam

@@ -9,7 +9,7 @@ from pathlib import Path
 from isofed.draws import torch_seeded
 from isofed.errors import IsofedError, UserError, unknown
 from isofed.models.base import Network, Output, has_batch_norm
-from isofed.models.resnet import resnet20, resnet32, resnet56, resnet56_basic
+from isofed.models.resnet import resnet8, resnet20, resnet32, resnet56, resnet56_basic
 from isofed.models.small import cnn, mlp
 from isofed.plugins import is_file_reference, load_from_file
 
@@ -18,6 +18,7 @@ __all__ = ["Network", "Output", "create", "has_batch_norm", "load", "names"]
 _NETWORKS: dict[str, Callable[..., Network]] = {
     "cnn": cnn,
     "mlp": mlp,
+    "resnet8": resnet8,
     "resnet20": resnet20,
     "resnet32": resnet32,
     "resnet56": resnet56,

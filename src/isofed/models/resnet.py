@@ -1,4 +1,4 @@
-"""ResNets for small pictures: option-A ResNet-20/32/56, and the bottleneck ResNet-56 of FedML and FedAlign."""
+"""ResNets for small pictures: option-A ResNet-8/20/32/56, and the bottleneck ResNet-56 of FedML and FedAlign."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ from isofed.models.residual import PadShortcut, Residual
 
 Shape = tuple[int, int, int]
 Norm = Callable[[int], nn.Module]
+
+
+def resnet8(shape: Shape, classes: int, norm: str = "batch") -> Network:
+    """Three stages of one basic block with 16, 32 and 64 channels: small, with all that a method can ask for."""
+    return _basic(shape, classes, norm, blocks=1)
 
 
 def resnet20(shape: Shape, classes: int, norm: str = "batch") -> Network:

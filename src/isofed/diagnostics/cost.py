@@ -1,0 +1,232 @@
+"""What a method costs a client and the network between, found out by running it.
+
+A client visits twice, so that what is remembered from a first visit counts too, and takes one step each time. Layers
+report the multiplications they really do, slimmed or not; the step reports which vectors it really reads; what is sent
+is counted by the code that counts it in every run. Nothing about a method is written down here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from isofed.collect import Collected, sent_bytes
+from isofed.config import settings as make_settings
+from isofed.data import Dataset, load
+from isofed.engine.replica import Job, Replica, one_thread
+from isofed.engine.world import World
+from isofed.layout import Policy, Tensors
+from isofed.methods import Step
+from isofed.models.base import Network
+
+PICTURES = "synthetic:samples=10,test=10,classes=10,channels=3,size=16"
+BATCH = 8
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one client; counts of numbers (floats) and of multiply-accumulates, not bytes."""
+
+    parameters: int  # weights of the network, trained or not
+    trained: int  # of these, what the optimiser moves
+    network_macs: int  # multiply-accumulates of one plain pass of one sample
+    macs: float  # of all that a step forwards, per sample
+    flops: float | None  # of a step, forward and backward, per sample: two for each multiply-accumulate
+    passes: float  # through the network, or a slimmed form of it or a frozen copy, in a step
+    passes_per_round: float  # over all the client's data, besides the steps
+    held: int  # numbers that a step reads: the network, copies of it, vectors of its size
+    down: int  # received in a round
+    up: int  # sent in a round
+    down_once: int  # received at the first visit only
+    up_finally: int  # sent after the last round
+    down_finally: int  # received for that
+    flops_finally: float | None  # of the answer to that, per sample, besides a pass through the network
+    client_state: int  # kept between visits
+    server_state: int  # kept by the server
+
+    @property
+    def models(self) -> float:
+        """What is held during a step, in models."""
+        return self.held / self.parameters
+
+
+def cost(method: Any, *, dataset: Dataset | None = None, operations: bool = False, **settings: Any) -> Cost:
+    """Run a method for two visits of one step, and count.
+
+    Args:
+        method: as in a run, ``"fedavg+feduv"``.
+        dataset: pictures of your own; only their shape and classes matter here.
+        operations: count the operations of a step's backward pass and of the last answer as well, which takes longer.
+        settings: of a run, such as ``model="resnet56"`` and ``data=``; by default resnet8 on tiny pictures.
+    """
+    usual = {"model": "resnet8", "batch_size": BATCH, "data": PICTURES}
+    fixed = {"clients": 2, "partition": "iid", "local_steps": 1, "local_epochs": None, "device": "cpu"}
+    chosen = make_settings(usual | settings | fixed | {"method": method})
+    dataset = dataset or load(chosen.data, chosen.root)
+    # A batch for each client is enough: the same samples again, if there are fewer.
+    few = dataset.train.subset(np.arange(2 * chosen.batch_size) % len(dataset.train))
+    world = World.create(chosen, dataclasses.replace(dataset, train=few))
+    replica = Replica(world, torch.device("cpu"))
+    network, layout, composition = replica.local.network, replica.run.layout, world.settings.method
+    server = composition.server_state(replica.run)
+    sent, job = composition.send(server), Job(1, 0, 1e-3, 0.5)
+    meter, per_sample = _Meter(replica), world.settings.batch_size
+    up_finally, flops_finally = 0, 0.0
+    with one_thread(replica.device), meter.watching():
+        plain = meter.of_pass(network)
+        first = replica.visit(job, replica.initial, sent, None)
+        meter.reset()
+        meter.operations = operations
+        again = replica.visit(Job(2, 0, 1e-3, 0.5), replica.initial, sent, first.state)
+        step_macs, step_flops, step_passes = meter.step_macs, meter.step_flops, meter.step_passes
+        others, read = meter.passes - meter.step_passes, meter.read
+        for name, _ in composition.exchanges:
+            meter.reset()
+            meter.operations = operations
+            with meter.counter() as counter:
+                answer = replica.answer(name, Job(3, 0, 1e-3, 0.5), replica.initial, sent, again.state)
+            up_finally += sent_bytes(answer)
+            flops_finally += counter.get_total_flops() - 2 * meter.macs if counter else 0
+    new, known = Collected(world, layout, [job]), Collected(world, layout, [job])
+    new.add(first)
+    known.add(again)
+    line, later = new.line(sent, ()), known.line(sent, {0})
+    return Cost(
+        parameters=sum(p.numel() for p in network.parameters()),
+        trained=sum(e.size for e in layout.entries if e.trained),
+        network_macs=plain,
+        macs=step_macs / per_sample,
+        flops=step_flops / per_sample if operations else None,
+        passes=step_passes,
+        passes_per_round=others * per_sample / len(world.clients[0]),
+        held=_held(replica, read),
+        down=later["bytes_down"] // 4,
+        up=later["bytes_up"] // 4,
+        down_once=(line["bytes_down"] - later["bytes_down"]) // 4,
+        up_finally=up_finally // 4,
+        down_finally=len(composition.exchanges) * layout.count(Policy.SHARED),
+        flops_finally=flops_finally / len(world.clients[0]) if operations else None,
+        client_state=sum(layout.numbers(v) for v in again.state.values()),
+        server_state=sum(layout.numbers(v) for v in server.values()),
+    )
+
+
+def _held(replica: Replica, read: dict[str, int]) -> int:
+    own = sum(p.numel() for p in replica.local.network.parameters())
+    return own * (1 + len(replica.local.copies)) + sum(read.values())
+
+
+class _Meter:
+    """Counts what layers multiply and what a step reads."""
+
+    def __init__(self, replica: Replica) -> None:
+        self.replica = replica
+        self.networks: list[Network] = [replica.local.network, *replica.local.step.copies.values()]
+        self.reset()
+
+    def reset(self) -> None:
+        self.macs = self.step_macs = self.step_flops = 0.0
+        self.passes = self.step_passes = 0.0
+        self.read: dict[str, int] = {}
+        self.stepping = self.operations = False
+
+    def of_pass(self, network: Network) -> int:
+        """Multiply-accumulates of one sample's plain pass."""
+        assert network.shape is not None
+        before = network.training
+        with torch.no_grad():
+            network.eval()(torch.zeros(1, *network.shape))
+        network.train(before)
+        found = int(self.macs)
+        self.reset()
+        return found
+
+    def counter(self) -> AbstractContextManager[Any]:
+        """Torch's counter of operations, if they are to be counted: it alone takes seconds to import."""
+        if not self.operations:
+            return nullcontext()
+        from torch.utils.flop_counter import FlopCounterMode
+
+        return FlopCounterMode(display=False)
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        local, hooks = self.replica.local, []
+        for network in self.networks:
+            hooks.append(network.register_forward_hook(self._passed))
+            layers = [m for m in network.modules() if isinstance(m, (nn.Conv2d, nn.Linear))]
+            hooks += [layer.register_forward_hook(self._multiplied) for layer in layers]
+        step, take = local.step, local.take
+        step.__class__ = _watched(self._reads)
+        step.state = _Read(step.state, self._reads, "state")
+        step.sent = _Read(step.sent, self._reads, "sent")
+        local.take = self._stepping(take)  # type: ignore[assignment, method-assign]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+            del local.take
+            step.__class__ = Step
+            step.state, step.sent = dict(step.state), dict(step.sent)
+
+    def _stepping(self, take: Callable[[int], None]) -> Callable[[int], None]:
+        def watched(size: int) -> None:
+            self.stepping = True
+            with self.counter() as counter:
+                take(size)
+            self.stepping = False
+            self.step_flops += counter.get_total_flops() if counter else 0
+
+        return watched
+
+    def _passed(self, network: nn.Module, inputs: tuple[Tensor, ...], output: Any) -> None:
+        self.passes += 1
+        self.step_passes += self.stepping
+
+    def _multiplied(self, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        arriving = inputs[0].shape[1] if isinstance(layer, nn.Conv2d) else inputs[0].shape[-1]
+        if isinstance(layer, nn.Conv2d):
+            # Groups of one channel in a slimmed layer as in a full one; otherwise there is one group, or as given.
+            groups = arriving if layer.groups == layer.in_channels else layer.groups
+            arriving = arriving // groups * layer.kernel_size[0] * layer.kernel_size[1]
+        macs = float(output.numel() * arriving)
+        self.macs += macs
+        self.step_macs += macs if self.stepping else 0.0
+
+    def _reads(self, name: str, value: Tensor) -> None:
+        if self.stepping and not name.startswith("sent/isofed."):
+            self.read[name] = self.replica.run.layout.numbers(value)
+
+
+class _Read(dict[str, Tensor]):
+    """Named tensors that tell when one is read."""
+
+    def __init__(self, tensors: Tensors, tell: Callable[[str, Tensor], None], kind: str) -> None:
+        super().__init__(tensors)
+        self._tell, self._kind = tell, kind
+
+    def __getitem__(self, name: str) -> Tensor:
+        value = super().__getitem__(name)
+        self._tell(f"{self._kind}/{name}", value)
+        return value
+
+
+def _watched(tell: Callable[[str, Tensor], None]) -> type[Step]:
+    """A step that tells when a method looks at the weights as they were received."""
+
+    class Watched(Step):
+        @property
+        def start(self) -> Tensor:  # type: ignore[override]
+            value: Tensor = self.__dict__["start"]
+            tell("start", value)
+            return value
+
+    return Watched
