@@ -16,8 +16,8 @@ import ast
 import contextlib
 import dataclasses
 import importlib
+import inspect
 import io
-import itertools
 import os
 import re
 import shlex
@@ -32,20 +32,22 @@ import yaml
 from rich.console import Console
 from typer.testing import CliRunner
 
-from isofed import Federation, Method, cli, spec
+from isofed import Federation, Method, cli, functional, models, spec
 from isofed.commands import places
 from isofed.config import Settings
 from isofed.data.augment import AUGMENTATIONS
 from isofed.data.partition import KINDS
 from isofed.data.sources import SOURCES, source
-from isofed.methods import find, names
+from isofed.methods import Final, Step, Visit, find, names, parse
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+METHODS = DOCS / "methods"
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 BUILT_IN = [name for name in names() if find(name)[1].__module__.startswith("isofed.")]
+FORMULAS = {name: getattr(functional, name) for name in functional.__all__}
 
-pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT).with_suffix("")))
 
 
 # --- reading a page
@@ -121,13 +123,6 @@ def tables(page: Path, first_column: str) -> Iterator[list[list[str]]]:
         yield [[cell.strip("` ") for cell in row[:2]] + row[2:] for row in rows]
 
 
-def section(page: Path, heading: str) -> str:
-    text = page.read_text(encoding="utf-8")
-    found = re.search(rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
-    assert found, f"{page.name} has no section '{heading}'"
-    return found[1]
-
-
 def form(line: str) -> str:
     """A line of output without what may differ from machine to machine: numbers, times, marks of chance."""
     line = re.sub(r"[█*]|\bchosen$", " ", line.rstrip())
@@ -169,7 +164,7 @@ def run_command(command: Command, where: str, error: bool) -> None:
 @pages
 def test_the_examples_of_a_page_run(page: Path, folder: Path) -> None:
     namespace: dict[str, Any] = {"__name__": "page"}
-    printed = ""
+    printed = everything = ""
     for block in blocks(page):
         where = f"{page.name}, line {block.line}"
         if block.file:
@@ -180,6 +175,7 @@ def test_the_examples_of_a_page_run(page: Path, folder: Path) -> None:
             with contextlib.redirect_stdout(out):
                 exec(code, namespace)
             printed = out.getvalue()
+            everything += printed
         elif block.language == "text" and block.follows_python:
             assert [form(line) for line in printed.splitlines()] == [form(line) for line in block.body], where
         elif block.language in ("console", "bash"):
@@ -187,7 +183,7 @@ def test_the_examples_of_a_page_run(page: Path, folder: Path) -> None:
                 run_command(command, f"{page.name}, line {command.line}", block.error)
         if block.error:
             assert len(list(commands(block))) == 1, f"{where}: an error example is one command"
-    assert page.stem in ("README", "design") or printed or list(folder.glob("runs/*"))
+    assert page.stem in ("README", "design") or everything or list(folder.glob("runs/*"))
 
 
 def test_a_page_is_read_as_a_reader_would(tmp_path: Path) -> None:
@@ -218,7 +214,7 @@ def test_every_setting_is_documented_with_its_default() -> None:
 def options_of(cls: type) -> dict[str, str]:
     """Options of a choice as they would be typed; one without a default has an empty one."""
     fields = dataclasses.fields(cls)
-    return {f.name: "" if f.default is dataclasses.MISSING else spec.show(f.default) for f in fields}
+    return {spec.option(f): "" if f.default is dataclasses.MISSING else spec.show(f.default) for f in fields}
 
 
 @pages
@@ -230,26 +226,67 @@ def test_settings_and_options_that_a_page_names_exist(page: Path) -> None:
     inline = re.findall(r"`([^`\n]+)`", page.read_text(encoding="utf-8"))
     named = {key for text in inline for key in re.findall(r"(?<![\w.])([a-z_0-9]+)=(?!=)", text)}
     python = {"dataset", "mean", "std", "at_least", "above", "at_most", "below"}  # arguments of calls
+    python |= {argument for function in FORMULAS.values() for argument in inspect.signature(function).parameters}
     assert named - known - python - {"key"} == set()
 
 
+def facts(page: Path) -> dict[str, str]:
+    """What a method's page says in its list, by the bold word that an item begins with, each on one line."""
+    items = re.findall(r"^- \*\*([\w ]+):\*\* (.*(?:\n  .*)*)", page.read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(dict(items)) == len(items)
+    return {key: " ".join(value.split()) for key, value in items}
+
+
 @pytest.mark.parametrize("name", BUILT_IN)
-def test_every_method_has_a_section_with_its_options_and_places(name: str) -> None:
-    cls, text = find(name)[1], section(DOCS / "methods.md", f"`{name}`")
-    rows = re.findall(r"^\| `(\w+)` \| `([^`]*)` \|", text, re.MULTILINE)
-    assert dict(rows) == options_of(cls)
-    assert rows or "**Options:** none" in text
-    acts = re.search(r"^- \*\*Acts at:\*\* (.*)$", text, re.MULTILINE)
-    assert acts
-    assert re.findall(r"`(\w+)`", acts[1]) == places(cls)
-    assert "**Costs:**" in text
-    who, _, title = cls.paper.partition(", ")
-    assert name == "central" or f"**Source:** {who}, *{title}" in text
+def test_every_method_has_a_page_with_its_options_and_places(name: str) -> None:
+    page = METHODS / f"{name}.md"
+    cls, text, said = find(name)[1], page.read_text(encoding="utf-8"), facts(page)
+    assert text.startswith(f"# `{name}`\n")
+    (*rows,) = (row for table in tables(page, "option") for row in table)
+    assert [row[:2] for row in rows] == [[option, default] for option, default in options_of(cls).items()]
+    assert rows or said["Options"].startswith("none")
+    assert re.findall(r"`(\w+)`", said["Acts at"]) == places(cls)
+    owned, _, given_up = said.get("Owns", "").partition(";")
+    assert set(re.findall(r"`(\w+)`", owned)) == cls().owns
+    assert all(f"`{how}`" in given_up and f"`{what}`" in given_up for what, how in cls.leaves.items())
+    assert [need for need in cls.needs if need not in said.get("Needs", "")] == []
+    assert {"Acts at", "Costs", "Helps", "Does not help"} <= said.keys()
+    assert name == "central" or cls.paper in said["Source"].replace("*", "")
+    assert name == "central" or {"As in the paper", "As in the papers"} & said.keys()
+    assert any(block.language in ("console", "python") for block in blocks(page)), "there is nothing to try"
 
 
-def test_no_method_is_documented_that_does_not_exist() -> None:
-    headings = re.findall(r"^## `(\w+)`$", (DOCS / "methods.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert headings == BUILT_IN
+def test_every_method_is_listed_once_and_no_page_is_about_another() -> None:
+    assert sorted(page.stem for page in METHODS.glob("*.md")) == sorted(BUILT_IN)
+    listed = [row for table in tables(DOCS / "methods.md", "method") for row in table]
+    assert sorted(row[0] for row in listed) == sorted(f"[`{name}`](methods/{name}.md)" for name in BUILT_IN)
+    for name, row in zip((row[0].split("`")[1] for row in listed), listed, strict=True):
+        assert set(re.findall(r"\w+", row[2])) == find(name)[1]().owns
+    ((*owners,),) = tables(DOCS / "methods.md", "owner of")
+    for what, _, parts in owners:
+        assert set(re.findall(r"`(\w+)`", parts)) == {name for name in BUILT_IN if what in find(name)[1]().owns}
+
+
+def test_the_compositions_of_the_papers_can_be_made() -> None:
+    rows = [row for title in ("paper", "row") for table in tables(DOCS / "methods.md", title) for row in table]
+    written = [text for row in rows for cell in row for text in re.findall(r"`([^`]+)`", cell)]
+    assert len(written) > 30
+    for text in written:
+        parse(text)
+
+
+def test_every_formula_is_documented_with_its_arguments() -> None:
+    rows = [row for kind in ("function", "result") for table in tables(DOCS / "functional.md", kind) for row in table]
+    documented = {row[0].partition("(")[0]: row[0].rstrip(")").partition("(")[2].split(", ") for row in rows}
+    assert documented == {name: list(inspect.signature(made).parameters) for name, made in FORMULAS.items()}
+    code = "\n".join(line for block in blocks(DOCS / "functional.md") for line in block.body)
+    assert [name for name, made in FORMULAS.items() if not isinstance(made, type) and f"F.{name}(" not in code] == []
+
+
+def test_every_network_is_documented() -> None:
+    listed = {name for row in next(tables(DOCS / "own-data.md", "model")) for name in re.findall(r"[\w-]+", row[0])}
+    assert listed == set(models.names())
+    assert [n for n in models.names() if f"`{n}`" not in (DOCS / "settings.md").read_text(encoding="utf-8")] == []
 
 
 def test_every_split_and_source_is_documented_with_its_options() -> None:
@@ -279,6 +316,17 @@ def test_every_place_of_a_method_is_documented() -> None:
             name, _, arguments = row[0].rstrip(")").partition("(")
             code = public[name].__code__
             assert arguments.split(", ") == list(code.co_varnames[1 : code.co_argcount])
+
+
+@pytest.mark.parametrize(("word", "cls"), [("step", Step), ("visit", Visit), ("final", Final)])
+def test_what_a_method_is_told_to_find_is_there(word: str, cls: type) -> None:
+    page = DOCS / "own-method.md"
+    (rows,) = tables(page, f"`{word}.`")
+    listed = {name for row in rows for name in re.findall(r"(\w+)(?:\([^)]*\))?`?(?:,|$)", row[0])}
+    known = {*cls.__annotations__, *(name for name in vars(cls) if not name.startswith("_"))}
+    inline = set(re.findall(rf"\b{word}\.(\w+)", page.read_text(encoding="utf-8")))
+    assert (listed | inline) - known == set()
+    assert word != "final" or listed == known
 
 
 def test_every_field_of_the_metrics_is_documented() -> None:
@@ -319,8 +367,8 @@ def test_an_installed_package_brings_methods_by_name(folder: Path, monkeypatch: 
     listed = CliRunner().invoke(cli.app, ["methods"])
     explained = CliRunner().invoke(cli.app, ["methods", f"fedprox+{name}:amount=0.5"])
     assert listed.exit_code == explained.exit_code == 0
-    assert re.search(rf"^{name} .* amount=1 *$", listed.stdout, re.MULTILINE)
-    assert "option:  amount = 0.5" in explained.stdout
+    assert re.search(rf"^{name} .* amount=1\b", listed.stdout, re.MULTILINE)
+    assert re.search(r"^option: +amount = 0.5$", explained.stdout, re.MULTILINE)
 
 
 def test_the_readme_names_the_demo_and_the_tests_as_they_are() -> None:
@@ -356,13 +404,32 @@ def test_internal_links_resolve(page: Path) -> None:
     assert broken == []
 
 
+def files_in(nav: Any) -> Iterator[str]:
+    """The pages of a navigation, whatever the headings they stand under."""
+    for entry in nav:
+        for below in entry.values():
+            yield from [below] if isinstance(below, str) else files_in(below)
+
+
+def reached(start: Path) -> set[Path]:
+    """The pages that a reader comes to by following links."""
+    seen, waiting = {start}, [start]
+    while waiting:
+        page = waiting.pop()
+        for link in re.findall(r"\]\(([^)#\s]+\.md)", page.read_text(encoding="utf-8")):
+            target = (page.parent / link).resolve()
+            if target in PAGES and target not in seen:
+                seen.add(target)
+                waiting.append(target)
+    return seen
+
+
 def test_every_page_is_in_the_navigation_and_reached_from_the_start() -> None:
     nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
-    listed = list(itertools.chain.from_iterable(entry.values() for entry in nav))
-    assert sorted(listed) == [page.name for page in PAGES[1:]]
+    assert sorted(DOCS / page for page in files_in(nav)) == PAGES[1:]
     start = (DOCS / "index.md").read_text(encoding="utf-8")
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert [p for p in listed if p != "index.md" and (f"]({p}" not in start or f"](docs/{p}" not in readme)] == []
+    assert [p.name for p in DOCS.glob("*.md") if p.name != "index.md" and f"]({p.name}" not in start] == []
+    assert set(PAGES) - {DOCS / "index.md"} == reached(ROOT / "README.md")
 
 
 @pages

@@ -324,7 +324,8 @@ class Federation:
         """Ask all clients one more question and let its method use the summed answers."""
         last, fractions = self.settings.rounds, self.world.fractions()
         clients = [c for c, samples in enumerate(self.world.clients) if len(samples)]
-        jobs = [Job(last + 1, c, lr_at(self.settings, last), float(fractions[c])) for c in clients]
+        # A schedule may have ended near zero; whoever trains once more starts from the learning rate as it was set.
+        jobs = [Job(last + 1, c, self.settings.lr, float(fractions[c])) for c in clients]
         total: Tensors = {}
         size = 0
         sent = self.settings.method.send(self.state.server)

@@ -1,9 +1,10 @@
 """The formulas of the methods as pure functions, usable in anyone's training loop.
 
 Features are ``z`` [batch, width], logits [batch, classes]. Every loss is a scalar, is computed in at least float32
-(also under autocast and from half-precision inputs), and is finite with finite gradients where there is nothing to
-measure: one sample, constant features, a class that nobody predicts. None has a shape that depends on values, so all
-can be captured in a CUDA graph.
+(also under autocast and from half-precision inputs; only where torch is told to multiply matrices in TF32 does it do
+so here, distances and cosines excepted), and is finite with finite gradients where there is nothing to measure: one
+sample, constant features, a class that nobody predicts. None has a shape that depends on values, so all can be
+captured in a CUDA graph.
 """
 
 from isofed.functional.calibration import Calibration, calibration_sums, solve_calibration

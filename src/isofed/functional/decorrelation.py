@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from isofed.functional.precision import full_precision, nothing
+from isofed.functional.precision import full_precision, nothing, one_of
 
 
 @full_precision
@@ -29,18 +29,21 @@ def decorrelation(z: Tensor, form: Literal["code", "paper"] = "code") -> Tensor:
     >>> float(decorrelation(z))  # two dimensions that know nothing of each other
     0.0
     """
+    one_of("form", form, "code", "paper")
     count, width = z.shape
     if count < 2 or (width < 2 and form == "code"):
         return nothing(z)
     centred = z - z.mean(0)
+    # Twice: what rounding leaves of a large constant is one number everywhere, which would look like a signal.
+    centred = centred - centred.mean(0)
     z = centred * torch.rsqrt(centred.square().sum(0) / (count - 1) + 1e-8)
     if form == "paper":
         # Z'Z and ZZ' have the same norm: the smaller one is cheaper.
         product = z @ z.T if count < width else z.T @ z
         return product.square().sum() / (count * width) ** 2
     if width >= 2 * count:
-        # The same trick; the diagonal, taken off afterwards, is then at most half of the whole, so no digits are lost.
-        off_diagonal = (z @ z.T).square().sum() - z.square().sum(0).square().sum()
+        # The same trick. The diagonal, taken off afterwards, is the smaller part unless most features are dead.
+        off_diagonal = ((z @ z.T).square().sum() - z.square().sum(0).square().sum()).clamp(min=0)
     else:
         off_diagonal = _between(z.T @ z, 1).square().sum()
     return off_diagonal / (width * (width - 1) * count)
@@ -73,6 +76,8 @@ def structured_decov(z: Tensor, group: int = 8) -> Tensor:
     >>> float(structured_decov(torch.tensor([[1.0, 2.0], [-1.0, -2.0]]), group=2))
     0.0
     """
+    if group < 1:
+        raise ValueError(f"group must be at least 1, not {group}")
     centred = z - z.mean(0)
     return 0.5 * _between(centred.T @ centred / len(z), group).square().sum()
 

@@ -33,8 +33,7 @@ def class_sums(z: Tensor, labels: Tensor, classes: int) -> ClassSums:
         labels: class indices [samples].
         classes: how many there are.
     """
-    z = z.double()
-    counts = torch.bincount(labels, minlength=classes).double()
+    z, counts = z.double(), _counts(labels, classes)
     first, second = z.new_zeros(classes, z.shape[1]), z.new_zeros(classes, z.shape[1], z.shape[1])
     for label in range(classes):
         own = z[labels == label]
@@ -43,7 +42,10 @@ def class_sums(z: Tensor, labels: Tensor, classes: int) -> ClassSums:
 
 
 def gaussians_of(sums: ClassSums) -> Gaussians:
-    """The Gaussians that summed-up samples have."""
+    """The Gaussians that summed-up samples have.
+
+    A covariance is a difference of sums here: of features whose mean is a million times their spread nothing is left.
+    """
     counts, first, second = sums
     mean = first / counts.clamp(min=1)[:, None]
     about_mean = second - counts[:, None, None] * mean[:, :, None] * mean[:, None, :]
@@ -61,8 +63,7 @@ def class_gaussians(z: Tensor, labels: Tensor, classes: int) -> Gaussians:
         labels: class indices [samples].
         classes: how many there are.
     """
-    z = z.double()
-    counts = torch.bincount(labels, minlength=classes).double()
+    z, counts = z.double(), _counts(labels, classes)
     mean, covariance = z.new_zeros(classes, z.shape[1]), z.new_zeros(classes, z.shape[1], z.shape[1])
     for label in range(classes):
         own = z[labels == label]
@@ -95,3 +96,10 @@ def merge_gaussians(parts: Iterable[Gaussians]) -> Gaussians:
         total += (p.counts - 1).clamp(min=0)[:, None, None] * p.covariance
         total += p.counts[:, None, None] * away[:, :, None] * away[:, None, :]
     return Gaussians(counts, mean, total / (counts - 1).clamp(min=1)[:, None, None])
+
+
+def _counts(labels: Tensor, classes: int) -> Tensor:
+    counts = torch.bincount(labels, minlength=classes)
+    if len(counts) > classes:
+        raise ValueError(f"there is a label {len(counts) - 1}, but only {classes} classes")
+    return counts.double()

@@ -42,7 +42,7 @@ def spectral_norm(t: Tensor, iterations: int = 10) -> Tensor:
 
     Args:
         t: [batch, rows, columns].
-        iterations: products with t t'; ten come within 1 % on features that are not negative.
+        iterations: products with t t'; ten come within 1 % on the features of a usual network behind a ReLU.
 
     Returns:
         [batch].
@@ -52,18 +52,25 @@ def spectral_norm(t: Tensor, iterations: int = 10) -> Tensor:
     """
     if iterations < 1:
         raise ValueError(f"spectral_norm needs at least one iteration, not {iterations}")
+    largest = _largest(t.flatten(1))[:, :, None]
+    t = t / largest  # its fourth power must not leave the range of numbers
     gram = t @ t.transpose(1, 2)
-    v = torch.full_like(gram[:, :, :1], gram.shape[1] ** -0.5)
-    length = torch.zeros_like(v[:, :1])
+    before = after = torch.ones_like(gram[:, :, :1])
     for _ in range(iterations):
-        v = gram @ v
-        length = _length(v)
-        v = v / torch.where(length > 0, length, 1)
-    positive = length > 0
-    return torch.where(positive, torch.where(positive, length, 1).sqrt(), 0)[:, 0, 0]
+        before = after / _largest(after)
+        after = gram @ before
+    squared = _length(after) / _length(before).clamp(min=torch.finfo(t.dtype).tiny)
+    seen = squared > 0
+    return torch.where(seen, torch.where(seen, squared, 1).sqrt() * largest, 0)[:, 0, 0]
+
+
+def _largest(v: Tensor) -> Tensor:
+    """The largest entry along the second axis, or 1; without a gradient, as it is divided by and multiplied back."""
+    found = v.detach().abs().amax(1, keepdim=True)
+    return torch.where(found > 0, found, 1)
 
 
 def _length(v: Tensor) -> Tensor:
     squared = v.square().sum(1, keepdim=True)
-    seen = squared > torch.finfo(v.dtype).tiny
+    seen = squared > 0
     return torch.where(seen, torch.where(seen, squared, 1).sqrt(), 0)

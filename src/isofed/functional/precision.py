@@ -39,4 +39,10 @@ def _widened(value: Any) -> Any:
 
 def nothing(z: Tensor) -> Tensor:
     """A loss of zero that is still a function of ``z``, for batches in which there is nothing to compare."""
-    return z.sum() * 0.0
+    return torch.where(z.isfinite(), z, 0).sum() * 0.0
+
+
+def one_of(what: str, given: str, *known: str) -> None:
+    """Refuse an option that does not exist, rather than take it for another."""
+    if given not in known:
+        raise ValueError(f"{what} must be one of {', '.join(known)}, not '{given}'")

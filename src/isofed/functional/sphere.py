@@ -11,6 +11,7 @@ from isofed.functional.precision import full_precision
 SHORTEST = 1e-6  # a feature below this length has no direction
 
 
+@full_precision
 def unit(z: Tensor) -> Tensor:
     """Rows scaled to length 1. A row without a direction stays zero and gets no gradient, rather than a huge one."""
     squared = z.square().sum(-1, keepdim=True)

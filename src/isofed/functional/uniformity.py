@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from isofed.functional.precision import full_precision, nothing
+from isofed.functional.precision import full_precision, nothing, one_of
 from isofed.functional.sphere import unit
 
 
@@ -31,22 +31,33 @@ def uniformity(
     >>> round(float(uniformity(torch.eye(4))), 6)  # all distances equal: exp(-1)
     0.367879
     """
+    one_of("form", form, "code", "paper")
+    if sigma is not None and sigma <= 0:
+        raise ValueError(f"sigma must be above 0, not {sigma}")
     count = len(z)
     if count < 2:
         return nothing(z)
-    centred = z - z.mean(0)  # distances stay, and lose fewer digits below
-    norms = centred.square().sum(1)
-    both = norms[:, None] + norms
-    squared = (both - 2 * centred @ centred.T).clamp(min=0)
     others = ~torch.eye(count, dtype=torch.bool, device=z.device)
-    # What is left of two equal rows is rounding, not a distance; and a row's distance to itself is none.
-    apart = others & (squared > 8 * torch.finfo(z.dtype).eps * both)
-    squared = torch.where(apart, squared, 0)
-    scale = _median(squared, apart, detach) if sigma is None else torch.as_tensor(sigma).to(z)
-    if form == "paper":
-        scale = 2 * scale
-    pairs = torch.where(others, torch.exp(-squared / scale), 0)
+    squared, apart = _distances(z, others)
+    scale = _median(squared, apart, detach) if sigma is None else sigma
+    pairs = torch.where(others, torch.exp(-squared / (scale if form == "code" else 2 * scale)), 0)
     return pairs.sum() / (count * (count - 1))
+
+
+def _distances(z: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
+    """Squared distances of all pairs, and which of them are not zero.
+
+    In float64: what is left of a small distance between long vectors would otherwise be rounding, all the more where
+    matrix products are made in TF32.
+    """
+    wide = z.double()
+    wide = wide - wide.mean(0)
+    norms = wide.square().sum(1)
+    both = norms[:, None] + norms
+    squared = both - 2 * wide @ wide.T
+    # What is left of two equal rows is rounding, not a distance; and a row's distance to itself is none.
+    apart = others & (squared > 64 * torch.finfo(wide.dtype).eps * both)
+    return torch.where(apart, squared, 0).to(z.dtype), apart
 
 
 def _median(values: Tensor, chosen: Tensor, detach: bool) -> Tensor:
@@ -79,8 +90,8 @@ def hyperspherical_energy(z: Tensor, eps: float = 1e-2, diagonal: bool = False) 
     count = len(z)
     if count < 2 and not diagonal:
         return nothing(z)
-    z = unit(z)
+    wide = unit(z.double())  # cosines near 1 are subtracted from 1
     others = ~torch.eye(count, dtype=torch.bool, device=z.device)
-    apart = torch.where(others, (1 - z @ z.T).clamp(min=0), 1)
+    apart = torch.where(others, (1 - wide @ wide.T).clamp(min=0), 1).to(z.dtype)
     pairs = torch.where(others, 1 / (apart + eps), 1 / eps if diagonal else 0)
     return pairs.sum() / (count * count if diagonal else count * (count - 1))

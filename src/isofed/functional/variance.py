@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from isofed.functional.precision import full_precision, nothing
+from isofed.functional.precision import full_precision, nothing, one_of
 
 
 @full_precision
@@ -33,6 +33,8 @@ def classifier_variance(
     >>> round(float(classifier_variance(torch.zeros(8, 4))), 6)  # no spread at all: c itself
     0.5
     """
+    one_of("statistic", statistic, "std", "var")
+    one_of("hinge", hinge, "linear", "squared", "none")
     if len(logits) < 2:
         return nothing(logits)
     classes = logits.shape[1]

@@ -12,7 +12,7 @@ from torch import Tensor
 from isofed.functional import ClassSums, Gaussians, class_sums, gaussians_of, unit
 from isofed.layout import Tensors
 from isofed.methods.base import Final, Method, Visit
-from isofed.methods.refit import head_of, seen_by_head, train_head
+from isofed.methods.refit import head_of, seen_by_head, shuffled, train_head
 from isofed.spec import number
 
 
@@ -55,8 +55,8 @@ class CCVR(Method):
             z = unit(z)
         head = head_of(final.weights)
         z, labels = z.to(head[0]), labels.to(head[0].device)
-        orders = (torch.from_numpy(final.rng.permutation(len(z))) for _ in range(self.epochs))
-        train_head(head, z, labels, orders, lr=self.lr, momentum=self.momentum, batch_size=self.batch_size)
+        batches = shuffled(len(z), self.batch_size, self.epochs, final.rng)
+        train_head(head, z, labels, batches, lr=self.lr, momentum=self.momentum)
 
     def virtual(self, gaussians: Gaussians, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
         """Virtual features of every class that somebody has, and their labels."""

@@ -23,7 +23,9 @@ class DeCov(Method):
     weight: float = number(0.001, at_least=0)
 
     needs: ClassVar[tuple[str, ...]] = ("features",)
-    paper: ClassVar[str] = "Cogswell et al. 2016, Reducing overfitting by decorrelating representations"
+    paper: ClassVar[str] = (
+        "Cogswell et al. 2016, Reducing overfitting in deep networks by decorrelating representations"
+    )
 
     def loss(self, step: Step) -> Tensor | None:
         return self.weight * decov(step.features) if self.weight else None

@@ -23,7 +23,8 @@ class FedExP(Method):
     paper: ClassVar[str] = "Jhunjhunwala et al. 2023, FedExP: speeding up federated averaging via extrapolation"
 
     def end(self, visit: Visit) -> None:
-        visit.mean["fedexp.squared"] = visit.update.double().square().sum().view(1)
+        # How far training went, whatever else in a composition makes of the update: so their order does not matter.
+        visit.mean["fedexp.squared"] = visit.moved.double().square().sum().view(1)
 
     def aggregate(self, round: Round) -> None:
         ratio = round.mean["fedexp.squared"] / (2 * (round.update.square().sum() + self.eps))

@@ -67,9 +67,9 @@ class FedBABU(Method):
         before = accuracy_by_class(own, tests, answers)
         z, labels = seen_by_head(visit)
         # The visit's generator of torch is seeded by run and client.
-        orders = (torch.randperm(len(z)) for _ in range(self.epochs))
+        batches = (b for _ in range(self.epochs) for b in torch.randperm(len(z)).split(visit.run.batch_size))
         lr = visit.lr if self.lr is None else self.lr
-        train_head(own, z, labels, orders, lr=lr, momentum=visit.run.momentum, batch_size=visit.run.batch_size)
+        train_head(own, z, labels, batches, lr=lr, momentum=visit.run.momentum)
         after = accuracy_by_class(own, tests, answers)
         judged = ~before.isnan()  # classes that the test part has
         shares = torch.where(judged, visit.label_counts, 0).double()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
@@ -35,23 +36,28 @@ def train_head(
     head: tuple[Tensor, Tensor | None],
     z: Tensor,
     labels: Tensor,
-    orders: Iterable[Tensor],
+    batches: Iterable[Tensor],
     *,
     lr: float,
     momentum: float,
-    batch_size: int,
 ) -> None:
-    """Train a linear head in place on features, by SGD with cross-entropy; one epoch for each order of the samples."""
+    """Train a linear head in place on features, by SGD with cross-entropy; ``batches`` are positions in ``z``."""
     weight, bias = head
     velocity, bias_velocity = torch.zeros_like(weight), torch.zeros_like(weight[:, 0])
-    for order in orders:
-        for index in order.to(z.device).split(batch_size):
-            x, y = z[index], one_hot(labels[index], len(weight))
-            logits = x @ weight.T if bias is None else torch.addmm(bias, x, weight.T)
-            error = (logits.softmax(1) - y) / len(index)  # the gradient of cross-entropy by the logits
-            weight.sub_(velocity.mul_(momentum).add_(error.T @ x), alpha=lr)
-            if bias is not None:
-                bias.sub_(bias_velocity.mul_(momentum).add_(error.sum(0)), alpha=lr)
+    for index in batches:
+        x, y = z[index.to(z.device)], one_hot(labels[index.to(z.device)], len(weight))
+        logits = x @ weight.T if bias is None else torch.addmm(bias, x, weight.T)
+        error = (logits.softmax(1) - y) / len(index)  # the gradient of cross-entropy by the logits
+        weight.sub_(velocity.mul_(momentum).add_(error.T @ x), alpha=lr)
+        if bias is not None:
+            bias.sub_(bias_velocity.mul_(momentum).add_(error.sum(0)), alpha=lr)
+
+
+def shuffled(count: int, size: int, epochs: int, rng: np.random.Generator, at_least: int = 0) -> Iterator[Tensor]:
+    """Batches of positions, in a new order each epoch; more epochs where these make fewer than ``at_least`` batches."""
+    epochs = max(epochs, -(-at_least // -(-count // size)))
+    for _ in range(epochs):
+        yield from torch.from_numpy(rng.permutation(count)).split(size)
 
 
 def accuracy_by_class(head: tuple[Tensor, Tensor | None], z: Tensor, labels: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from pathlib import Path
 
-from isofed.draws import torch_seeded
+from isofed.draws import generator, torch_seeded
 from isofed.errors import IsofedError, UserError, unknown
 from isofed.models.base import Network, Output, has_batch_norm
 from isofed.models.resnet import resnet8, resnet20, resnet32, resnet56, resnet56_basic
@@ -33,11 +33,15 @@ def names() -> tuple[str, ...]:
 
 def load(path: str | Path) -> Network:
     """The network that a run ended with, from its ``model.safetensors`` or its folder."""
-    from isofed.files import load_tensors  # which is no business of a network otherwise
+    # Files and methods are no business of a network otherwise; but a method may have rebuilt it.
+    from isofed.files import load_tensors
+    from isofed.methods import parse
 
     file = Path(path) / "model.safetensors" if Path(path).is_dir() else Path(path)
     tensors, info = load_tensors(file)
-    network = create(info["model"], classes=len(info["classes"]), shape=tuple(info["shape"]), norm=info["norm"])
+    classes = len(info["classes"])
+    network = create(info["model"], classes=classes, shape=tuple(info["shape"]), norm=info["norm"])
+    parse(info["method"]).build(network, classes, generator(0, "build"))
     network.load_state_dict({k: v for k, v in tensors.items() if not k.startswith("client/")})
     return network
 

@@ -122,13 +122,14 @@ _LAYERS: dict[type[nn.Module], Callable[..., Tensor]] = {
 
 
 def smallest_works(network: Network, width: float, size: tuple[int, int], multiple: int = 8) -> bool:
-    """Whether a network runs at this width on pictures of this size."""
+    """Whether a network runs on pictures of this size, at its full width and at this one."""
     if network.shape is None:
         return True
-    before = network.training
+    before, pictures = network.training, torch.zeros(2, network.shape[0], *size)
     try:
         with torch.no_grad():
-            slim_forward(network.eval(), torch.zeros(2, network.shape[0], *size), width, multiple)
+            network.eval()(pictures)
+            slim_forward(network, pictures, width, multiple)
     except (RuntimeError, ValueError):
         return False
     finally:

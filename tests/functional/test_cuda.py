@@ -1,0 +1,111 @@
+"""On a GPU: every loss can be captured in a CUDA graph, and a replay gives the value and gradient of new inputs."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from isofed.functional import (
+    classifier_variance,
+    decorrelation,
+    decov,
+    hyperspherical_energy,
+    model_contrast,
+    spectral_norm,
+    sphere_mse,
+    structured_decov,
+    transmitting_matrix,
+    uniformity,
+)
+from tests.functional.tools import Loss, features, value_and_gradient
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")]
+COUNT, WIDTH = 16, 32
+
+
+def contrast(z: Tensor) -> Tensor:
+    return model_contrast(z, z.detach() + 1, z.detach().flip(0))
+
+
+def on_the_sphere(z: Tensor) -> Tensor:
+    weight = torch.linspace(-1, 1, 5 * z.shape[1], device=z.device).view(5, -1).to(z).sin()
+    return sphere_mse(z, weight, torch.arange(len(z), device=z.device) % 5)
+
+
+def stretch(z: Tensor) -> Tensor:
+    return spectral_norm(transmitting_matrix(z.reshape(2, 8, 8, 4), z.reshape(2, 16, 4, 4))).sum()
+
+
+LOSSES: dict[str, Loss] = {
+    "uniformity": uniformity,
+    "uniformity, paper": partial(uniformity, form="paper"),
+    "uniformity, detached": partial(uniformity, detach=True),
+    "energy": hyperspherical_energy,
+    "energy, diagonal": partial(hyperspherical_energy, diagonal=True),
+    "variance": classifier_variance,
+    "variance, squared": partial(classifier_variance, statistic="var", target=0.3, hinge="squared"),
+    "decorrelation": decorrelation,
+    "decorrelation, paper": partial(decorrelation, form="paper"),
+    "decov": decov,
+    "decov in groups": structured_decov,
+    "contrast": contrast,
+    "sphere": on_the_sphere,
+    "stretch": stretch,
+}
+
+
+def batch(seed: int) -> Tensor:
+    """Non-negative features, some of them twice, in float32 on the GPU."""
+    z = features(COUNT, WIDTH, seed).relu()
+    z[:3] = z[3:6]
+    return z.float().cuda()
+
+
+def assert_replays(loss: Loss) -> None:
+    z = batch(0).requires_grad_()
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        for _ in range(2):
+            torch.autograd.grad(loss(z), z)
+    torch.cuda.current_stream().wait_stream(aside)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        value = loss(z)
+        (gradient,) = torch.autograd.grad(value, z)
+    for seed in (1, 2):
+        with torch.no_grad():
+            z.copy_(batch(seed))
+        graph.replay()
+        torch.cuda.synchronize()
+        wanted, exact = value_and_gradient(loss, batch(seed).cpu().double())
+        torch.testing.assert_close(value.detach().cpu().double(), wanted, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(gradient.cpu().double(), exact, rtol=1e-3, atol=1e-3 * float(exact.abs().max()))
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_captured_loss_replays(name: str) -> None:
+    assert_replays(LOSSES[name])
+
+
+def test_a_captured_loss_with_a_fixed_sigma_replays() -> None:
+    assert_replays(partial(uniformity, sigma=20.0))
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_matrix_products_in_tf32_do_not_reach_distances(name: str) -> None:
+    before = torch.backends.cuda.matmul.allow_tf32
+    try:
+        torch.backends.cuda.matmul.allow_tf32 = True
+        value, gradient = value_and_gradient(LOSSES[name], batch(0))
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+    wanted, right = value_and_gradient(LOSSES[name], batch(0).cpu().double())
+    # TF32 has ten bits behind the point: 5e-4 of each factor. Distances and cosines are float64 throughout.
+    tolerance = 1e-5 if name.startswith(("uniformity", "energy", "variance", "contrast")) else 5e-3
+    torch.testing.assert_close(value.cpu().double(), wanted, rtol=tolerance, atol=1e-6)
+    assert (gradient.cpu().double() - right).norm() <= 10 * tolerance * right.norm() + 1e-9
