@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ SKEWED: dict[str, Any] = {
     "lr": 0.1,
     "momentum": 0.0,
     "train_loss": False,
-    "evaluate_every": 5,
+    "evaluate_every": 10,
 }
 BASES = ("fedprox", "fedavgm:momentum=0.5", "moon", "fednova", "scaffold", "feddyn", "fedadam:lr=0.03")
 COMPOSITIONS = [
@@ -33,13 +34,14 @@ COMPOSITIONS = [
 ALONE = [n for n in names() if n not in ("fedavg", "central")]
 
 
-class Fairer(NamedTuple):
+@dataclass(frozen=True)
+class Fairer:
     """Why a method is far behind FedAvg after these ten rounds, and the comparison that shows it."""
 
     why: str
     base: str = "fedavg"
     method: str | None = None
-    settings: dict[str, Any] = {}
+    settings: dict[str, Any] = field(default_factory=dict)
 
 
 def fairer(method: str) -> Fairer | None:
@@ -52,8 +54,9 @@ def fairer(method: str) -> Fairer | None:
     if method in ("freeze", "fedbabu"):
         return Fairer("a small random head takes a larger step", settings={"lr": 0.3})
     if method == "univarfl":
-        return Fairer("features of a network without batch norm lie close: the energy drowns the labels",
-                      method="univarfl:mu=0.05")  # fmt: skip
+        return Fairer(
+            "features without batch norm lie close: energy drowns the labels", method="univarfl:mu=0.05"
+        )
     return None
 
 
