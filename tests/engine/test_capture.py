@@ -62,6 +62,7 @@ def test_a_replayed_step_trains_as_the_eager_one_does(method: str, augment: str)
 
     captured = replica(method, augment)
     stream = torch.cuda.Stream()
+    torch.cuda.synchronize()  # what was made on the usual stream must be there before another one reads it
     with torch.cuda.stream(stream):  # warm up where the capture will look for its workspaces
         arrive(captured)
         for _ in range(3):

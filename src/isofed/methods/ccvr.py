@@ -64,9 +64,11 @@ class CCVR(Method):
         for label in torch.nonzero(gaussians.counts)[:, 0].tolist():
             mean, covariance = gaussians.mean[label], gaussians.covariance[label]
             values, vectors = torch.linalg.eigh((covariance + covariance.T) / 2)
-            root = vectors * values.clamp(min=0).sqrt()  # rounding can leave an eigenvalue just below zero
+            # The symmetric root: there is only one, whatever signs a machine gives its eigenvectors. Rounding can leave
+            # an eigenvalue just below zero.
+            root = (vectors * values.clamp(min=0).sqrt()) @ vectors.T
             noise = torch.from_numpy(rng.standard_normal((self.samples, len(mean)))).to(mean)
-            z = mean + noise @ root.T
+            z = mean + noise @ root
             if self.relu or self.tukey < 1:
                 z = z.clamp(min=0)
             drawn.append(z ** (1 / self.tukey))
