@@ -54,9 +54,7 @@ def fairer(method: str) -> Fairer | None:
     if method in ("freeze", "fedbabu"):
         return Fairer("a small random head takes a larger step", settings={"lr": 0.3})
     if method == "univarfl":
-        return Fairer(
-            "features without batch norm lie close: energy drowns the labels", method="univarfl:mu=0.05"
-        )
+        return Fairer("features without batch norm lie close: energy drowns the labels", method="univarfl:mu=0.05")
     return None
 
 

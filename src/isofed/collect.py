@@ -71,9 +71,10 @@ class Collected:
     def line(self, sent: Tensors, known: Container[int]) -> dict[str, Any]:
         """The part of a round's record that is about training; ``known`` are the clients visited before."""
         pooled = self._world.settings.method.pooled
-        shared, fixed = self._layout.count(Policy.SHARED), self._layout.count(Policy.FIXED)
+        shared = self._layout.count(Policy.SHARED)
+        once = self._layout.count(Policy.FIXED) + self._layout.count(Policy.RESET)
         new = sum(1 for job in self._asked if job.client not in known)
-        down = 4 * (shared * len(self._asked) + fixed * new) + self._size(sent) * len(self._asked)
+        down = 4 * (shared * len(self._asked) + once * new) + self._size(sent) * len(self._asked)
         return {
             "clients": self.clients,
             "local_loss": float(self._loss.mean()) if self._loss.weight else None,

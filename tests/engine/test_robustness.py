@@ -394,12 +394,12 @@ def test_policies(policy: str, executor: str, two_workers: Pool) -> None:
             assert distance(head, heads[k]) < TOLERANCE
     else:
         assert all(state == {} for state in run.state.clients.values())
-    # Bytes: what is shared, every round; what is fixed, to each client once.
+    # Bytes: what is shared, every round; what is fixed or starts afresh, to each client once.
     numbers = sum(v.numel() for v in initial.values())
     head_numbers = 64 * 4 + 4
     shared = numbers - head_numbers
     assert [line["bytes_up"] for line in result.history] == [4 * shared * 4] * 3
-    first = 4 * (numbers if policy == "fixed" else shared) * 4
+    first = 4 * (shared if policy == "home" else numbers) * 4
     assert [line["bytes_down"] for line in result.history] == [first, 4 * shared * 4, 4 * shared * 4]
 
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from isofed import Method
 from isofed.errors import UserError
-from isofed.models import Network, create, has_batch_norm, names
+from isofed.methods import Step
+from isofed.models import Network, create, has_batch_norm, load, names
+from tests.engine.plain import small
 
 
 def count(network: nn.Module) -> int:
@@ -162,3 +166,28 @@ def test_mistakes_in_models_of_ones_own(file: str, name: str, said: str) -> None
 def test_a_norm_that_a_model_does_not_take_is_refused(file: str) -> None:
     with pytest.raises(UserError, match="norm"):
         create(f"{file}:good", classes=3, norm="batch")
+
+
+class Unlisted(Method):
+    """A method that only this session knows."""
+
+    def loss(self, step: Step) -> Tensor | None:
+        return None
+
+
+def test_a_run_of_a_method_made_in_a_session_can_be_read_back(tmp_path: Path) -> None:
+    result = small(method=[Unlisted(), "moon"], model="mlp", out=tmp_path / "run").fit()
+    before = torch.get_rng_state()
+    network = load(tmp_path / "run")
+    assert torch.equal(torch.get_rng_state(), before)  # reading draws nothing from the caller's generator
+    assert all(torch.equal(v, result.weights[k]) for k, v in network.state_dict().items())
+
+
+def test_weights_that_do_not_fit_are_one_sentence(tmp_path: Path) -> None:
+    class Wider(Method):
+        def build(self, network: Network, classes: int, rng: np.random.Generator) -> None:
+            network.head = torch.nn.Linear(network.width, classes, bias=False)
+
+    small(method=[Wider()], model="mlp", out=tmp_path / "run").fit()
+    with pytest.raises(UserError, match=r"do not fit the network 'mlp', perhaps because of 'wider'"):
+        load(tmp_path / "run")

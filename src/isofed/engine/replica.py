@@ -110,14 +110,15 @@ class Replica:
 
     def load(self, weights: Tensor, state: Tensors | None = None) -> None:
         """Take over the server's weights and, where tensors stay at home, the client's own."""
-        layout = self.run.layout
-        self.flat.copy_(weights)
-        self.flat[layout.reset].copy_(self.initial[layout.reset])
-        for buffer, value in self.counters:
-            buffer.copy_(value)
+        self.flat.copy_(weights)  # in which tensors that start afresh are as they were at first
+        self._reset_counters()
         if state and "isofed.home" in state:
             pieces = self._home()
             torch._foreach_copy_(pieces, list(state["isofed.home"].to(self.device).split([len(p) for p in pieces])))
+
+    def _reset_counters(self) -> None:
+        for buffer, value in self.counters:
+            buffer.copy_(value)
 
     def _home(self) -> list[Tensor]:
         layout = self.run.layout
@@ -234,6 +235,7 @@ class Replica:
             total.add_(step.grad, alpha=len(labels))
             count += len(labels)
         self.flat.copy_(before)
+        self._reset_counters()
         local.loss.zero_()
         return total / max(count, 1)
 

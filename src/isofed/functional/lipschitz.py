@@ -52,16 +52,18 @@ def spectral_norm(t: Tensor, iterations: int = 10) -> Tensor:
     """
     if iterations < 1:
         raise ValueError(f"spectral_norm needs at least one iteration, not {iterations}")
-    largest = _largest(t.flatten(1))[:, :, None]
-    t = t / largest  # its fourth power must not leave the range of numbers
+    # Of length 1, a matrix can be multiplied a few times without its numbers leaving their range.
+    norm = t.detach().flatten(1).norm(dim=1)[:, None, None]
+    norm = torch.where(norm > 0, norm, 1)
+    t = t / norm
     gram = t @ t.transpose(1, 2)
     before = after = torch.ones_like(gram[:, :, :1])
-    for _ in range(iterations):
-        before = after / _largest(after)
+    for n in range(iterations):
+        before = after / _largest(after) if n % 4 == 0 else after
         after = gram @ before
     squared = _length(after) / _length(before).clamp(min=torch.finfo(t.dtype).tiny)
     seen = squared > 0
-    return torch.where(seen, torch.where(seen, squared, 1).sqrt() * largest, 0)[:, 0, 0]
+    return torch.where(seen, torch.where(seen, squared, 1).sqrt() * norm, 0)[:, 0, 0]
 
 
 def _largest(v: Tensor) -> Tensor:

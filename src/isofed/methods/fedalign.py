@@ -30,7 +30,7 @@ class FedAlign(Method):
     """
 
     mu: float = number(0.45, at_least=0)
-    width: float = number(0.25, above=0, at_most=1)
+    width: float = number(0.25, above=0, below=1)
     rescale: bool = True
     clip: float | None = number(10.0, above=0)
     iterations: int = number(10, at_least=1)

@@ -45,8 +45,8 @@ class FedBABU(Method):
 
     The head stays as it was initialised. After the last round each client trains it for ``epochs`` epochs on its own
     samples, with the body as it is; the record then has the accuracy before and after as the mean over clients,
-    classes weighted as they occur at the client. The global model itself keeps the initial head. ``lr=none`` is the
-    run's.
+    classes weighted as they occur at the client. The global model itself keeps the initial head. Momentum and batch
+    size are the run's, and so is the learning rate with ``lr=none``; there is no weight decay.
     """
 
     epochs: int = number(5, at_least=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
@@ -12,8 +13,8 @@ from torch.nn.functional import interpolate, kl_div
 
 from isofed.errors import UserError
 from isofed.methods.base import Draws, Method, Step, Visit
-from isofed.models.base import Network
-from isofed.models.slim import check_slimmable, slim_forward, smallest_works
+from isofed.models.base import Network, statistics_kept
+from isofed.models.slim import check_slimmable, runs_at, slim_forward
 from isofed.spec import number
 
 
@@ -56,12 +57,12 @@ class GradAug(Method):
 
     def build(self, network: Network, classes: int, rng: np.random.Generator) -> None:
         check_slimmable(network, "gradaug")
-        height, width = smallest = min(self.sides(network.shape or (1, 1, 1)))
-        if not smallest_works(network, self.lower, smallest, self.multiple):
-            raise UserError(
-                f"this network does not run on pictures of {height}x{width}, to which gradaug would shrink them; "
-                "use gradaug:sizes=none, or larger sizes"
-            )
+        for height, width in self.sides(network.shape or (1, 1, 1)):
+            if not runs_at(network, self.lower, (height, width), self.multiple):
+                raise UserError(
+                    f"this network does not run on pictures of {height}x{width}, to which gradaug would resize them; "
+                    "use gradaug:sizes=none, or other sizes"
+                )
 
     def plan(self, visit: Visit, rng: np.random.Generator) -> Draws:
         widths = rng.uniform(self.lower, 1.0, (visit.steps, self.n))
@@ -82,7 +83,9 @@ class GradAug(Method):
         inputs = step.inputs
         if tuple(inputs.shape[2:]) != size:
             inputs = interpolate(inputs, size, mode="bilinear", align_corners=True)
-        with step.autocast():
+        # Running statistics belong to the whole network on whole pictures, also where a draw comes to its full width.
+        kept = statistics_kept(step.network) if width >= 1 else nullcontext()
+        with step.autocast(), kept:
             logits = slim_forward(step.network, inputs, width, self.multiple).logits.float()
         # The whole network's answer to this batch, as the pass before has left it.
         distance = kl_div(logits.log_softmax(1), step.logits.softmax(1), reduction="batchmean")

@@ -34,7 +34,7 @@ class Moon(Method):
     temperature: float = number(0.5, above=0)
     head: Literal["auto", "on", "none"] = "auto"
 
-    needs: ClassVar[tuple[str, ...]] = ("features", "linear head")
+    needs: ClassVar[tuple[str, ...]] = ("features",)
     copies: ClassVar[tuple[str, ...]] = ("moon.global", "moon.previous")
     paper: ClassVar[str] = "Li et al. 2021, Model-contrastive federated learning"
 
@@ -53,7 +53,9 @@ class Moon(Method):
 
     def begin(self, visit: Visit) -> None:
         visit.copies["moon.global"].copy_(visit.model)
-        visit.copies["moon.previous"].copy_(visit.state["moon.model"])
+        # Before a first visit any model will do whose features are numbers: its term counts for nothing.
+        known = visit.state["moon.known"] > 0
+        visit.copies["moon.previous"].copy_(torch.where(known, visit.state["moon.model"], visit.model))
 
     def loss(self, step: Step) -> Tensor | None:
         if not self.mu:

@@ -36,7 +36,13 @@ def _has_features(network: Network) -> bool:
     if network.shape is None:
         return True
     before = network.training
-    with torch.no_grad():
-        given = network.eval()(torch.zeros(2, *network.shape)).features
-    network.train(before)
+    try:
+        with torch.no_grad():
+            given = network.eval()(torch.zeros(2, *network.shape)).features
+    except Exception as error:
+        raise UserError(f"the network fails on a picture of its own shape {network.shape}: {error}") from error
+    finally:
+        network.train(before)
+    if isinstance(given, Tensor) and given.dim() == 2 and given.shape[1] != network.width:
+        raise UserError(f"the network says that its features are {network.width} wide, and gives {given.shape[1]}")
     return isinstance(given, Tensor) and given.dim() == 2

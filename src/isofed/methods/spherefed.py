@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss, one_hot
 
+from isofed.errors import UserError
 from isofed.functional import orthonormal_classifier
 from isofed.layout import Tensors
 from isofed.methods.base import Final, Method, Step, Visit
 from isofed.methods.ffc import ffc_solve, ffc_sums
 from isofed.models.base import Network
 from isofed.spec import number
+
+if TYPE_CHECKING:
+    from isofed.config import Settings
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,10 @@ class SphereFed(Method):
     needs: ClassVar[tuple[str, ...]] = ("features", "linear head")
     leaves: ClassVar[dict[str, str]] = {"final": "calibrate=none"}
     paper: ClassVar[str] = "Dong et al. 2022, SphereFed: hyperspherical federated learning"
+
+    def check(self, settings: Settings) -> None:
+        if self.temperature is not None and self.loss_ == "mse":
+            raise UserError("temperature of method 'spherefed' belongs to loss=ce; with loss=mse leave it out")
 
     @property
     def owns(self) -> frozenset[str]:

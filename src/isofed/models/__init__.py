@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from isofed.draws import generator, torch_seeded
 from isofed.errors import IsofedError, UserError, unknown
@@ -41,9 +42,28 @@ def load(path: str | Path) -> Network:
     tensors, info = load_tensors(file)
     classes = len(info["classes"])
     network = create(info["model"], classes=classes, shape=tuple(info["shape"]), norm=info["norm"])
-    parse(info["method"]).build(network, classes, generator(0, "build"))
-    network.load_state_dict({k: v for k, v in tensors.items() if not k.startswith("client/")})
+    known = [part for part in info["method"] if _is_known(part)]
+    if known:
+        with torch_seeded(0, "build"):
+            parse(known).build(network, classes, generator(0, "build"))
+    try:
+        network.load_state_dict({k: v for k, v in tensors.items() if not k.startswith("client/")})
+    except RuntimeError:
+        unknown_parts = [str(part) for part in info["method"] if part not in known]
+        why = f", perhaps because of '{unknown_parts[0]}', which is not known here" if unknown_parts else ""
+        raise UserError(f"the weights in {file} do not fit the network '{info['model']}'{why}") from None
     return network
+
+
+def _is_known(part: Any) -> bool:
+    """Whether a part of a method, as it is recorded, can be made again: not so if its class was made in a session."""
+    from isofed.methods import parse
+
+    try:
+        parse([part])
+    except IsofedError:
+        return False
+    return True
 
 
 def create(

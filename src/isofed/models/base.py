@@ -68,21 +68,21 @@ class Network(nn.Module):
 
     def head_input(self, features: Tensor) -> Tensor:
         """What the head is given for these features."""
-        return unit(features.float()) if self.normalise else features
+        return unit(features) if self.normalise else features
 
 
 @contextmanager
 def statistics_kept(network: nn.Module) -> Iterator[None]:
     """Passes in this block leave the running statistics of batch norm as they are."""
     layers = [m for m in network.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    before = [layer.momentum for layer in layers]
-    for layer in layers:
-        layer.momentum = 0.0
+    buffers = [b for layer in layers for b in layer.buffers()]
+    before = [b.clone() for b in buffers]
     try:
         yield
     finally:
-        for layer, momentum in zip(layers, before, strict=True):
-            layer.momentum = momentum
+        for now, old in zip(buffers, before, strict=True):
+            # Through .data: the backward pass of batch norm does not need these values, but would mind their change.
+            now.data.copy_(old)
 
 
 def norm_layer(text: str) -> Callable[[int], nn.Module]:

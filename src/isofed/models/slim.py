@@ -25,6 +25,8 @@ _BatchNorm = nn.modules.batchnorm._BatchNorm
 def channels(full: int, width: float, multiple: int = 8) -> int:
     """How many of ``full`` channels are left: near ``width`` of them, a multiple of 8, never less than 90 % of that.
 
+    As in FedAlign's code, which keeps one or nine where fewer than four are wanted.
+
     >>> [channels(c, 0.25) for c in (16, 32, 64, 128, 256)]
     [8, 8, 16, 32, 64]
     """
@@ -121,7 +123,7 @@ _LAYERS: dict[type[nn.Module], Callable[..., Tensor]] = {
 }
 
 
-def smallest_works(network: Network, width: float, size: tuple[int, int], multiple: int = 8) -> bool:
+def runs_at(network: Network, width: float, size: tuple[int, int], multiple: int = 8) -> bool:
     """Whether a network runs on pictures of this size, at its full width and at this one."""
     if network.shape is None:
         return True
