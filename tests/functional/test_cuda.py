@@ -16,6 +16,7 @@ from isofed.functional import (
     model_contrast,
     spectral_norm,
     sphere_mse,
+    stage_norm,
     structured_decov,
     transmitting_matrix,
     uniformity,
@@ -54,6 +55,7 @@ LOSSES: dict[str, Loss] = {
     "contrast": contrast,
     "sphere": on_the_sphere,
     "stretch": stretch,
+    "norm of a stage": lambda z: stage_norm(z.reshape(2, 8, 8, 4), z.reshape(2, 16, 4, 4)).sum(),
 }
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from isofed.functional import spectral_norm, transmitting_matrix
+from isofed.functional import spectral_norm, stage_norm, transmitting_matrix
 from tests.functional.tools import (
     Array,
     array,
@@ -227,3 +227,24 @@ def test_any_precision() -> None:
             assert_same_under_autocast(loss, a, b)
             assert_needs_no_values(loss, a, b)
         assert_same_under_autocast(spectral_norm, transmitting_matrix(a, b))
+
+
+@pytest.mark.parametrize(("before", "after"), PAIRS)
+@pytest.mark.parametrize("iterations", [1, 2, 7, 10])
+def test_the_norm_of_a_stage_needs_no_matrix(before: tuple[int, ...], after: tuple[int, ...], iterations: int) -> None:
+    a, b = maps(before), maps(after, 1)
+    np.testing.assert_allclose(
+        stage_norm(a, b, iterations), iterated(transmitted(*arrays(a, b)), iterations), rtol=1e-10
+    )
+    assert_smooth(partial(stage_norm, iterations=iterations), a, b)
+
+
+def test_the_norm_of_a_stage_in_the_hard_cases() -> None:
+    nothing, a, b = torch.zeros(2, 3, 4, 4), maps((2, 3, 4, 4)).float(), maps((2, 5, 4, 4), 1).float()
+    assert (assert_finite(stage_norm, nothing, b) == 0).all() and (assert_finite(stage_norm, a, 0 * b) == 0).all()
+    for size in (1e-6, 1e4):
+        torch.testing.assert_close(stage_norm(size * a, size * b), size**2 * stage_norm(a, b), rtol=1e-4, atol=0)
+    assert_same_under_autocast(stage_norm, a, b)
+    assert_needs_no_values(stage_norm, a, b)
+    with pytest.raises(ValueError, match="at least one"):
+        stage_norm(a, b, 0)

@@ -221,7 +221,8 @@ def test_a_network_that_cannot_stand_zero_weights_survives_its_first_visit(tmp_p
         "from torch import nn\nfrom isofed.models import Network\n"
         "from torch.nn.utils.parametrizations import weight_norm\n"
         "def build(shape, classes):\n"
-        "    stage = nn.Sequential(nn.Flatten(), weight_norm(nn.Linear(shape[0] * shape[1] * shape[2], 8)), nn.ReLU())\n"
+        "    layer = weight_norm(nn.Linear(shape[0] * shape[1] * shape[2], 8))\n"
+        "    stage = nn.Sequential(nn.Flatten(), layer, nn.ReLU())\n"
         "    return Network({'one': stage}, nn.Flatten(), nn.Linear(8, classes), width=8)\n"
     )
     model = f"{tmp_path / 'net.py'}:build"

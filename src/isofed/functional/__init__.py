@@ -18,7 +18,7 @@ from isofed.functional.gaussians import (
     gaussians_of,
     merge_gaussians,
 )
-from isofed.functional.lipschitz import spectral_norm, transmitting_matrix
+from isofed.functional.lipschitz import spectral_norm, stage_norm, transmitting_matrix
 from isofed.functional.sphere import orthonormal_classifier, sphere_mse, unit
 from isofed.functional.steps import normalising_steps
 from isofed.functional.uniformity import hyperspherical_energy, uniformity
@@ -43,6 +43,7 @@ __all__ = [
     "solve_calibration",
     "spectral_norm",
     "sphere_mse",
+    "stage_norm",
     "structured_decov",
     "transmitting_matrix",
     "uniformity",

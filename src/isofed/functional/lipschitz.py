@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
@@ -23,10 +25,16 @@ def transmitting_matrix(a: Tensor, b: Tensor) -> Tensor:
     Returns:
         [batch, channels of a, channels of b].
     """
+    a, b = _same_places(a, b)
+    return a @ b.transpose(1, 2) / a.shape[2]
+
+
+def _same_places(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Two maps as matrices of channels and places, the larger averaged down to the other's size."""
     a, b = _as_map(a), _as_map(b)
     size = (min(a.shape[2], b.shape[2]), min(a.shape[3], b.shape[3]))
     a, b = (m if m.shape[2:] == size else adaptive_avg_pool2d(m, size) for m in (a, b))
-    return a.flatten(2) @ b.flatten(2).transpose(1, 2) / (size[0] * size[1])
+    return a.flatten(2), b.flatten(2)
 
 
 def _as_map(features: Tensor) -> Tensor:
@@ -50,24 +58,65 @@ def spectral_norm(t: Tensor, iterations: int = 10) -> Tensor:
     >>> float(spectral_norm(torch.diag(torch.tensor([3.0, 1.0]))[None]))
     3.0
     """
-    if iterations < 1:
-        raise ValueError(f"spectral_norm needs at least one iteration, not {iterations}")
-    # Of length 1, a matrix can be multiplied a few times without its numbers leaving their range.
-    norm = t.detach().flatten(1).norm(dim=1)[:, None, None]
-    norm = torch.where(norm > 0, norm, 1)
+    _check(iterations)
+    norm = _frobenius(t)
     t = t / norm
     gram = t @ t.transpose(1, 2)
-    before = after = torch.ones_like(gram[:, :, :1])
+    return _largest_stretch(lambda v: gram @ v, t, iterations) * norm[:, 0, 0]
+
+
+@full_precision
+def stage_norm(a: Tensor, b: Tensor, iterations: int = 10) -> Tensor:
+    """``spectral_norm(transmitting_matrix(a, b))`` without the matrix: the same numbers up to rounding, much faster.
+
+    Maps have fewer places than the matrix has rows, so each product goes by way of the places.
+
+    Args:
+        a: before the stage, [batch, channels, height, width] or [batch, channels].
+        b: after it, likewise.
+        iterations: as for :func:`spectral_norm`.
+
+    Returns:
+        [batch].
+
+    >>> a, b = torch.rand(4, 8, 3, 3), torch.rand(4, 5, 3, 3)
+    >>> torch.allclose(stage_norm(a, b), spectral_norm(transmitting_matrix(a, b)), rtol=1e-4)
+    True
+    """
+    _check(iterations)
+    a, b = _same_places(a, b)
+    norms = _frobenius(a), _frobenius(b)
+    a, b = a / norms[0], b / norms[1]
+    forth, between = a.transpose(1, 2), b.transpose(1, 2) @ b
+    found = _largest_stretch(lambda v: a @ (between @ (forth @ v)), a, iterations)
+    return found * (norms[0] * norms[1])[:, 0, 0] / a.shape[2]
+
+
+def _largest_stretch(square: Callable[[Tensor], Tensor], like: Tensor, iterations: int) -> Tensor:
+    """The largest singular value of matrices of length 1 at most, from products with their squares."""
+    before = after = torch.ones_like(like[:, :, :1])
     for n in range(iterations):
-        before = after / _largest(after) if n % 4 == 0 else after
-        after = gram @ before
-    squared = _length(after) / _length(before).clamp(min=torch.finfo(t.dtype).tiny)
+        # Now and then, so that numbers stay in their range.
+        before = after / _largest(after) if n % 2 == 0 else after
+        after = square(before)
+    squared = _length(after) / _length(before).clamp(min=torch.finfo(like.dtype).tiny)
     seen = squared > 0
-    return torch.where(seen, torch.where(seen, squared, 1).sqrt() * norm, 0)[:, 0, 0]
+    return torch.where(seen, torch.where(seen, squared, 1).sqrt(), 0)[:, 0, 0]
+
+
+def _check(iterations: int) -> None:
+    if iterations < 1:
+        raise ValueError(f"a spectral norm needs at least one iteration, not {iterations}")
+
+
+def _frobenius(t: Tensor) -> Tensor:
+    """The length of each matrix, or 1; without a gradient, as it is divided by and multiplied back."""
+    found = t.detach().flatten(1).norm(dim=1)[:, None, None]
+    return torch.where(found > 0, found, 1)
 
 
 def _largest(v: Tensor) -> Tensor:
-    """The largest entry along the second axis, or 1; without a gradient, as it is divided by and multiplied back."""
+    """The largest entry along the second axis, or 1; likewise."""
     found = v.detach().abs().amax(1, keepdim=True)
     return torch.where(found > 0, found, 1)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
-from isofed.functional import spectral_norm, transmitting_matrix
+from isofed.functional import stage_norm
 from isofed.methods.base import Method, Step
 from isofed.models.base import Network
 from isofed.models.slim import channels, check_slimmable, slimmed
@@ -50,8 +50,8 @@ class FedAlign(Method):
         stage = step.network.stages[last]
         with slimmed(stage, self.width):
             slim = stage(cut)
-        teacher = spectral_norm(transmitting_matrix(inside, outside), self.iterations)
-        student = spectral_norm(transmitting_matrix(cut, slim), self.iterations)
+        teacher = stage_norm(inside, outside, self.iterations)
+        student = stage_norm(cut, slim, self.iterations)
         difference = mse_loss(student, teacher)
         if not self.rescale:
             return self.mu * difference
