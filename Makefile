@@ -1,8 +1,8 @@
 # Every target sets up what it needs in .venv, once. `make` alone lists the targets.
 
 PYTHON ?= python3
-DEMO   ?= fedavg fedprox fednova scaffold feddyn fedavgm fedadam central \
-          data=digits partition=dirichlet:0.05 clients=10 model=mlp rounds=15 lr=0.02 seeds=3 target=0.85 out=runs/demo
+DEMO   ?= fedavg fedprox scaffold feddyn feduv univarfl spherefed feddecorr fedalign fedavg+ffc feddyn+spherefed central \
+          data=digits partition=dirichlet:0.05 clients=10 model=mlp rounds=12 lr=0.03 seeds=3 target=0.85 out=runs/demo
 TESTS  ?= -n 2
 
 VENV  := .venv
@@ -21,7 +21,7 @@ OMP_NUM_THREADS ?= 1
 help:
 	@echo 'isofed: federated learning on data that differ from client to client'
 	@echo
-	@echo '  make demo    compare eight methods on skewed clients; results in runs/demo'
+	@echo '  make demo    compare twelve methods on skewed clients; results in runs/demo'
 	@echo '  make test    run the tests (TESTS="-n 2 -k name" to choose)'
 	@echo '  make lint    check style, formatting and types'
 	@echo '  make format  put the code into its standard format'

@@ -33,11 +33,12 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from isofed import Federation, Method, cli, functional, models, spec
-from isofed.commands import places
 from isofed.config import Settings
 from isofed.data.augment import AUGMENTATIONS
 from isofed.data.partition import KINDS
 from isofed.data.sources import SOURCES, source
+from isofed.diagnostics.cost import cost
+from isofed.explain import places, relative
 from isofed.methods import Final, Step, Visit, find, names, parse
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -235,6 +236,12 @@ def facts(page: Path) -> dict[str, str]:
     items = re.findall(r"^- \*\*([\w ]+):\*\* (.*(?:\n  .*)*)", page.read_text(encoding="utf-8"), re.MULTILINE)
     assert len(dict(items)) == len(items)
     return {key: " ".join(value.split()) for key, value in items}
+
+
+def test_the_table_of_costs_is_what_running_them_gives() -> None:
+    (rows,) = tables(DOCS / "methods.md", "cost of")
+    base = cost("fedavg")
+    assert rows == [[name, *relative(cost(name), base)] for name in BUILT_IN]
 
 
 @pytest.mark.parametrize("name", BUILT_IN)

@@ -147,9 +147,9 @@ def methods(
 
       isofed methods path/to/mine.py:Mine
     """
-    from isofed import commands
+    from isofed import explain
 
-    commands.methods(console, words or [])
+    explain.methods(console, words or [])
 
 
 @command

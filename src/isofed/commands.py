@@ -26,8 +26,6 @@ from isofed.display import CompareDisplay, RunDisplay, duration, many, percent, 
 from isofed.engine.world import World
 from isofed.errors import RunError, UserError
 from isofed.experiments import Batch, Plan, plan_comparison, plan_tuning, run_all, seeds_of
-from isofed.explain import methods as methods
-from isofed.explain import places as places
 from isofed.federation import Federation
 from isofed.result import Result
 

@@ -72,20 +72,23 @@ def _row(table: Table, name: str, base: Cost, values: dict[str, Any]) -> None:
     cls = find(name)[1]
     says = (inspect.getdoc(cls) or "").split("\n")[0]
     try:
-        found = cost(name, **values)
+        cells = relative(cost(name, **values), base)
     except UserError:  # not on this network
         cells = ["-"] * 5
-    else:
-        size = found.parameters
-        state = f"{_models(found.client_state / size)} / {_models(found.server_state / size)}"
-        cells = [
-            _models(found.models),
-            f"{found.macs / base.macs:.2f}x",
-            f"{(found.up + found.down) / (base.up + base.down):.2f}x",
-            _models(found.up_finally / size),
-            state if found.client_state or found.server_state else "-",
-        ]
     table.add_row(name, says, cls.paper.split(",")[0], _options(cls), *cells)
+
+
+def relative(found: Cost, base: Cost) -> list[str]:
+    """Models held, work and traffic relative to another method's, what is sent at the end, and state, in words."""
+    size = found.parameters
+    state = f"{_models(found.client_state / size)} / {_models(found.server_state / size)}"
+    return [
+        _models(found.models),
+        f"{found.macs / base.macs:.2f}x",
+        f"{(found.up + found.down) / (base.up + base.down):.2f}x",
+        _models(found.up_finally / size),
+        state if found.client_state or found.server_state else "-",
+    ]
 
 
 def _models(count: float) -> str:
