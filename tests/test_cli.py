@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -314,6 +315,15 @@ def test_version() -> None:
     import isofed as package
 
     assert plain("--version").out == f"isofed {package.__version__}\n"
+
+
+def test_a_run_says_what_its_last_question_brought(tmp_path: Path) -> None:
+    words = ("data=synthetic:samples=100,test=50", "clients=3", "rounds=1", "model=mlp")
+    said = "after the last round: accuracy from #% to #%"
+    ffc = re.sub(r"[\d.]+ %", "#%", succeeds("run", "method=ffc", *words, cwd=tmp_path))
+    assert f"\nffc {said}; condition number " in ffc
+    own = re.sub(r"[\d.]+ %", "#%", succeeds("run", "method=fedbabu", *words, cwd=tmp_path))
+    assert f"\npersonal {said} of the clients' own models, in the mean\n" in own
 
 
 def test_methods_lists_and_explains() -> None:

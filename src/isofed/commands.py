@@ -63,11 +63,26 @@ def _print_result(console: Console, result: Result, folder: Path) -> None:
         f"{percent(result.best_accuracy)} %; {duration(result.seconds)} of training, {sent:.1f} MB sent",
         highlight=False,
     )
+    before = [line["accuracy"] for line in result.history if line.get("accuracy") is not None][-1]
+    for line in result.exchanges:
+        console.print(_exchange_line(line, before), highlight=False)
+        before = line["accuracy"]
     if result.rounds_to_target is not None:
         console.print(f"the target was reached in round {result.rounds_to_target}", highlight=False)
     if result.events:
         console.print(f"{result.events} events are recorded in {folder / 'metrics.jsonl'}", highlight=False)
     console.print(f"recorded in {folder}", highlight=False, markup=False)
+
+
+def _exchange_line(line: dict[str, Any], before: float) -> str:
+    """What a question after the last round has brought."""
+    name, after, suffix = line["exchange"], line["accuracy"], ""
+    if "personal_accuracy" in line:
+        before, after = line["personal_accuracy_before"], line["personal_accuracy"]
+        suffix = " of the clients' own models, in the mean"
+    if "condition" in line:
+        suffix = f"; condition number {line['condition']:.2g}"
+    return f"{name} after the last round: accuracy from {percent(before)} % to {percent(after)} %{suffix}"
 
 
 def compare(console: Console, words: Sequence[str], quiet: bool) -> None:
