@@ -153,6 +153,21 @@ def methods(
 
 
 @command
+def models(words: Words = None, debug: Debug = False) -> None:
+    """List the networks with their parameters, multiply-accumulates and feature width.
+
+    [bold]Examples[/]
+
+      isofed models
+
+      isofed models size=96 classes=7
+    """
+    from isofed import explain_models
+
+    explain_models.listing(console, words or [])
+
+
+@command
 def data(words: Words = None, debug: Debug = False) -> None:
     """Show what a data set holds and how it is split, as a table and, with picture=FILE, as a chart.
 

@@ -79,8 +79,8 @@ def cost(method: Any, *, dataset: Dataset | None = None, operations: bool = Fals
     sent, job = composition.send(server), Job(1, 0, 1e-3, 0.5)
     meter, per_sample = _Meter(replica), world.settings.batch_size
     up_finally, flops_finally = 0, 0.0
+    plain = int(pass_macs(network))
     with one_thread(replica.device), meter.watching():
-        plain = meter.of_pass(network)
         first = replica.visit(job, replica.initial, sent, None)
         meter.reset()
         meter.operations = operations
@@ -137,17 +137,6 @@ class _Meter:
         self.read: dict[str, int] = {}
         self.stepping = self.operations = False
 
-    def of_pass(self, network: Network) -> int:
-        """Multiply-accumulates of one sample's plain pass."""
-        assert network.shape is not None
-        before = network.training
-        with torch.no_grad():
-            network.eval()(torch.zeros(1, *network.shape))
-        network.train(before)
-        found = int(self.macs)
-        self.reset()
-        return found
-
     def counter(self) -> AbstractContextManager[Any]:
         """Torch's counter of operations, if they are to be counted: it alone takes seconds to import."""
         if not self.operations:
@@ -192,18 +181,43 @@ class _Meter:
         self.step_passes += self.stepping
 
     def _multiplied(self, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        arriving = inputs[0].shape[1] if isinstance(layer, nn.Conv2d) else inputs[0].shape[-1]
-        if isinstance(layer, nn.Conv2d):
-            # Groups of one channel in a slimmed layer as in a full one; otherwise there is one group, or as given.
-            groups = arriving if layer.groups == layer.in_channels else layer.groups
-            arriving = arriving // groups * layer.kernel_size[0] * layer.kernel_size[1]
-        macs = float(output.numel() * arriving)
+        macs = multiplications(layer, inputs[0], output)
         self.macs += macs
         self.step_macs += macs if self.stepping else 0.0
 
     def _reads(self, name: str, value: Tensor) -> None:
         if self.stepping and not name.startswith("sent/isofed."):
             self.read[name] = self.replica.run.layout.numbers(value)
+
+
+def multiplications(layer: nn.Module, inputs: Tensor, output: Tensor) -> float:
+    """Multiply-accumulates that a convolution or a linear layer has just done, from the shapes that it really saw."""
+    arriving = inputs.shape[1] if isinstance(layer, nn.Conv2d) else inputs.shape[-1]
+    if isinstance(layer, nn.Conv2d):
+        # Groups of one channel in a slimmed layer as in a full one; otherwise there is one group, or as given.
+        groups = arriving if layer.groups == layer.in_channels else layer.groups
+        arriving = arriving // groups * layer.kernel_size[0] * layer.kernel_size[1]
+    return float(output.numel() * arriving)
+
+
+def pass_macs(network: Network) -> float:
+    """Multiply-accumulates of one sample's pass through a network, in convolutions and linear layers."""
+    assert network.shape is not None
+    total, before, hooks = [0.0], network.training, []
+
+    def count(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        total[0] += multiplications(layer, inputs[0], output)
+
+    layers = [m for m in network.modules() if isinstance(m, (nn.Conv2d, nn.Linear))]
+    try:
+        hooks = [layer.register_forward_hook(count) for layer in layers]
+        with torch.no_grad():
+            network.eval()(torch.zeros(1, *network.shape))
+    finally:
+        for hook in hooks:
+            hook.remove()
+        network.train(before)
+    return total[0]
 
 
 class _Read(dict[str, Tensor]):

@@ -177,6 +177,11 @@ class Replica:
         if local.augment.parts:
             rng = generator(s.seed, "augment", *place)
             plan |= local.augment.draw(visit.steps, s.batch_size, rng, self.world.dataset.shape)
+        if local.dropouts:
+            rng = generator(s.seed, "dropout", *place)
+            plan["isofed.dropout"] = rng.integers(-(2**63), 2**63 - 1, (visit.steps, len(local.dropouts)))
+            for layer in local.dropouts:
+                layer.key = None  # that of the last client's last step
         drawn = local.method.plan(visit, lambda name: generator(s.seed, f"method/{name}", *place))
         if taken := sorted(drawn.keys() & plan.keys()):
             raise UserError(f"a method's plan uses the name '{taken[0]}', which is the round's own; choose another")

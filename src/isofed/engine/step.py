@@ -18,6 +18,7 @@ from isofed.engine.world import World
 from isofed.layout import Layout, Tensors
 from isofed.methods import Step
 from isofed.models import Network
+from isofed.models.dropout import dropouts
 
 
 class Pictures:
@@ -65,12 +66,15 @@ class LocalStep:
         self.gradients = [e.view(step.grad) for e in trained]
         step.host, step.position = {}, 0
         step.add_gradient, step.autocast = self.add_gradient, self.autocast
+        self.dropouts = dropouts(network)
         self._counted = False  # whether this batch's loss is in the sum
 
     def take(self, size: int) -> None:
         """Train on the next batch of the plan, of ``size`` samples."""
         step, method = self.step, self.method
         self._load(size)
+        for n, layer in enumerate(self.dropouts):
+            layer.key = step.draw("isofed.dropout")[n]
         method.batch(step)
         step.grad.zero_()
         method.around(step, self.passes)

@@ -13,6 +13,7 @@ from isofed.functional import model_contrast
 from isofed.layout import Tensors
 from isofed.methods.base import Method, Run, Step, Visit
 from isofed.models.base import Network
+from isofed.models.resnet import projection_head
 from isofed.spec import number
 
 WIDTH = 256  # of MOON's projected features
@@ -27,12 +28,13 @@ class Moon(Method):
     frozen and in eval mode. In a client's first visit there is no last model, and no term.
 
     ``head=auto`` puts MOON's projection head (linear, ReLU, linear to 256) before the classifier unless the network
-    has a projector; ``on`` always does, ``none`` never.
+    has a projector; ``on`` always does, ``none`` never. Its hidden layer is as wide as the features, or ``hidden``.
     """
 
     mu: float = number(1.0, at_least=0)
     temperature: float = number(0.5, above=0)
     head: Literal["auto", "on", "none"] = "auto"
+    hidden: int | None = number(None, at_least=1)
 
     needs: ClassVar[tuple[str, ...]] = ("features",)
     copies: ClassVar[tuple[str, ...]] = ("moon.global", "moon.previous")
@@ -41,8 +43,8 @@ class Moon(Method):
     def build(self, network: Network, classes: int, rng: np.random.Generator) -> None:
         if self.head == "none" or (self.head == "auto" and network.projector is not None):
             return
-        added = [nn.Linear(network.width, network.width), nn.ReLU(), nn.Linear(network.width, WIDTH)]
-        network.projector = nn.Sequential(*([] if network.projector is None else [network.projector]), *added)
+        added = projection_head(network.width, self.hidden, WIDTH)
+        network.projector = added if network.projector is None else nn.Sequential(network.projector, added)
         network.head, network.width = nn.Linear(WIDTH, classes), WIDTH
 
     def client_state(self, run: Run) -> Tensors:

@@ -9,27 +9,47 @@ from typing import Any
 
 from isofed.draws import generator, torch_seeded
 from isofed.errors import IsofedError, UserError, unknown
+from isofed.models import convnets, mobilenet, resnet, senet
+from isofed.models.adapter import adapt
 from isofed.models.base import Network, Output, has_batch_norm
-from isofed.models.resnet import resnet8, resnet20, resnet32, resnet56, resnet56_basic
 from isofed.models.small import cnn, mlp
 from isofed.plugins import is_file_reference, load_from_file
 
-__all__ = ["Network", "Output", "create", "has_batch_norm", "load", "names"]
+__all__ = ["Network", "Output", "adapt", "create", "describe", "has_batch_norm", "load", "names"]
 
 _NETWORKS: dict[str, Callable[..., Network]] = {
     "cnn": cnn,
     "mlp": mlp,
-    "resnet8": resnet8,
-    "resnet20": resnet20,
-    "resnet32": resnet32,
-    "resnet56": resnet56,
-    "resnet56-basic": resnet56_basic,
+    "feduv-cnn": convnets.feduv_cnn,
+    "feduv-resnet18": resnet.feduv_resnet18,
+    "feduv-resnet50": resnet.feduv_resnet50,
+    "resnet8": resnet.resnet8,
+    "resnet20": resnet.resnet20,
+    "resnet32": resnet.resnet32,
+    "resnet56": resnet.resnet56,
+    "resnet56-basic": resnet.resnet56_basic,
+    "resnet18": resnet.resnet18,
+    "resnet18-imagenet": resnet.resnet18_imagenet,
+    "resnet50-imagenet": resnet.resnet50_imagenet,
+    "mobilenetv2": mobilenet.mobilenetv2,
+    "vgg13": convnets.vgg13,
+    "senet18": senet.senet18,
+    "convnet7": convnets.convnet7,
+    "alexnet-bn": convnets.alexnet_bn,
+    "moon-cnn": convnets.moon_cnn,
+    "moon-resnet50": resnet.moon_resnet50,
+    "pfl-cnn": convnets.pfl_cnn,
 }
 
 
 def names() -> tuple[str, ...]:
     """The networks that :func:`create` knows."""
     return tuple(_NETWORKS)
+
+
+def describe() -> dict[str, str]:
+    """The name of every network with one line about it."""
+    return {name: (build.__doc__ or "").strip().splitlines()[0] for name, build in _NETWORKS.items()}
 
 
 def load(path: str | Path) -> Network:

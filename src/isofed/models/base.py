@@ -107,7 +107,12 @@ def norm_layer(text: str) -> Callable[[int], nn.Module]:
     raise UserError(f"norm must be 'batch', 'group:N' (N groups) or 'none', not '{text}'")
 
 
-class BatchNorm2d(nn.BatchNorm2d):
+def vector_norm(text: str) -> Callable[[int], nn.Module]:
+    """The same for vectors of ``n`` features, as in a projector."""
+    return BatchNorm1d if text == "batch" else norm_layer(text)
+
+
+class _WithoutCounter(nn.modules.batchnorm._BatchNorm):
     """Batch norm without its batch counter, which nothing reads and every step would have to raise.
 
     Weights with or without a counter load into it.
@@ -121,6 +126,14 @@ class BatchNorm2d(nn.BatchNorm2d):
         state_dict.pop(prefix + "num_batches_tracked", None)
         # Past the parent class, which would ask for the counter.
         nn.Module._load_from_state_dict(self, state_dict, prefix, *rest)
+
+
+class BatchNorm2d(_WithoutCounter, nn.BatchNorm2d):
+    """Of pictures, [batch, channels, height, width]."""
+
+
+class BatchNorm1d(_WithoutCounter, nn.BatchNorm1d):
+    """Of vectors, [batch, features]."""
 
 
 def has_batch_norm(network: nn.Module) -> bool:

@@ -9,30 +9,41 @@ from torch import Tensor, nn
 class Residual(nn.Module):
     """A branch around which the input flows unchanged or through a shortcut: relu(shortcut(x) + branch(x)).
 
-    With ``keep`` below 1 the branch is there only sometimes: in training it is multiplied by ``gate`` (0 or 1, set for
-    each batch), otherwise by ``keep``. A branch that is shut leaves no trace in its batch norm's running statistics.
+    ``before`` comes before the branch and the shortcut (of pre-activation blocks); ``relu=False`` leaves out the last
+    step (of linear bottlenecks). With ``keep`` below 1 the branch is there only sometimes: in training it is multiplied
+    by ``gate`` (0 or 1, set for each batch), otherwise by ``keep``. A branch that is shut leaves no trace in its batch
+    norm's running statistics.
     """
 
-    def __init__(self, branch: nn.Module, shortcut: nn.Module | None = None) -> None:
+    def __init__(
+        self,
+        branch: nn.Module,
+        shortcut: nn.Module | None = None,
+        before: nn.Module | None = None,
+        relu: bool = True,
+    ) -> None:
         super().__init__()
+        self.before = before
         self.branch = branch
         self.shortcut = shortcut
+        self.relu = relu
         self.keep = 1.0
         self.gate: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
+        y = x if self.before is None else self.before(x)
         if self.keep == 1.0:
-            inside = self.branch(x)
+            inside = self.branch(y)
         elif self.training and self.gate is not None:
-            inside = self.gate * self._gated(x, self.gate)
+            inside = self.gate * self._gated(y, self.gate)
         else:
-            inside = self.keep * self.branch(x)
+            inside = self.keep * self.branch(y)
         if isinstance(self.shortcut, PadShortcut):
             # As many channels as the branch has, also in a network that runs at less than its full width.
-            x = self.shortcut(x, inside.shape[1])
+            x = self.shortcut(y, inside.shape[1])
         elif self.shortcut is not None:
-            x = self.shortcut(x)
-        return torch.relu(x + inside)
+            x = self.shortcut(y)
+        return torch.relu(x + inside) if self.relu else x + inside
 
     def _gated(self, x: Tensor, gate: Tensor) -> Tensor:
         statistics = [b for b in self.branch.buffers() if b.is_floating_point()]
