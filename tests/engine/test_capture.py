@@ -9,6 +9,7 @@ from isofed.config import settings
 from isofed.engine.replica import Job, Replica
 from isofed.engine.world import World
 from isofed.methods import names
+from isofed.models.dropout import uniform
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")]
 STEPS, BATCH = 12, 16
@@ -19,12 +20,12 @@ METHODS = [
 ]
 
 
-def replica(method: str, augment: str = "none") -> Replica:
+def replica(method: str, augment: str = "none", model: str = "cnn") -> Replica:
     chosen = settings(
         {
-            "data": "synthetic:samples=640,test=64,size=16,channels=3",
+            "data": f"synthetic:samples=640,test=64,size={32 if model == 'pfl-cnn' else 16},channels=3",
             "method": method,
-            "model": "resnet20" if "stochdepth" in method else "cnn",
+            "model": "resnet20" if "stochdepth" in method else model,
             "clients": 2,
             "partition": "iid",
             "batch_size": BATCH,
@@ -54,13 +55,13 @@ def exact() -> None:
 
 @pytest.mark.parametrize("augment", ["none", "crop:2+flip"])
 @pytest.mark.parametrize("method", METHODS)
-def test_a_replayed_step_trains_as_the_eager_one_does(method: str, augment: str) -> None:
-    eager = replica(method, augment)
+def test_a_replayed_step_trains_as_the_eager_one_does(method: str, augment: str, model: str = "cnn") -> None:
+    eager = replica(method, augment, model)
     arrive(eager)
     for _ in range(STEPS):
         eager.local.take(BATCH)
 
-    captured = replica(method, augment)
+    captured = replica(method, augment, model)
     stream = torch.cuda.Stream()
     torch.cuda.synchronize()  # what was made on the usual stream must be there before another one reads it
     with torch.cuda.stream(stream):  # warm up where the capture will look for its workspaces
@@ -81,3 +82,14 @@ def test_a_replayed_step_trains_as_the_eager_one_does(method: str, augment: str)
     assert int(captured.local.step.counter) == STEPS
     # The same kernels in the same order: float32 rounding can only come from a different choice of algorithm.
     assert (captured.flat - eager.flat).norm() < 1e-4 * moved
+
+
+@pytest.mark.parametrize("model", ["pfl-cnn", "mobilenetv2", "senet18", "feduv-resnet18"])
+def test_networks_are_captured_too(model: str) -> None:
+    test_a_replayed_step_trains_as_the_eager_one_does("fedavg", "crop:2+flip", model)
+
+
+def test_a_gpu_drops_the_same_entries() -> None:
+    for key in (3, -(2**60)):
+        here = uniform(torch.tensor(key), torch.Size((50, 300)))
+        assert torch.equal(uniform(torch.tensor(key, device="cuda"), torch.Size((50, 300))).cpu(), here)

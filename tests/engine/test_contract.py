@@ -98,6 +98,8 @@ def test_methods_for_larger_networks_keep_the_rules(method: str) -> None:
         {"augment": "crop:1,pad=reflect"},
         {"precision": "bf16", "model": "cnn"},
         {"norm": "group:2", "model": "cnn"},
+        {"model": "pfl-cnn", "data": "synthetic:samples=100,test=20,classes=4,channels=3,size=32"},  # with dropout
+        {"model": "mobilenetv2", "data": "synthetic:samples=100,test=20,classes=4,channels=3"},
     ],
     ids=str,
 )
