@@ -56,7 +56,7 @@ class Settings(BaseModel):
     weight_decay: float = Field(0.0, ge=0, description="of the local optimiser")
     clip: float | None = Field(None, gt=0, description="largest norm of a gradient; longer ones are scaled down")
     last_batch: Literal["keep", "drop"] = Field("keep", description="what happens to an epoch's last, smaller batch")
-    augment: str = Field("none", description="none, or flip, crop:4, joined by '+'")
+    augment: str = Field("none", description="none, or crop:4, flip, rotation:15, jitter, autoaugment, joined by '+'")
     validation: float = Field(0.0, ge=0, lt=1, description="share of the training part held out to judge rounds by")
     final_test: bool = Field(True, description="with a validation part: judge the final model on the test part, once")
     model: str = Field("cnn", description="a network, such as cnn or mlp, or path/to/file.py:build")

@@ -16,9 +16,19 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from isofed import draws as random
 from isofed.data import augment
 from isofed.data.augment import Augment, Augmentation
+from isofed.engine.workers import Pool
 from isofed.errors import UserError
+from isofed.models import Network
+from tests.engine.plain import small
+from tests.engine.test_contract import take_fake_steps
 
 Array = npt.NDArray[Any]
+
+EVERY = [
+    *("rotation", "rotation:15,bilinear,fill=7", "resized_crop", "jitter", "autoaugment", "autoaugment:feddecorr"),
+    *("crop:4+flip+autoaugment", "resized_crop+jitter+flip", "crop:2,pad=reflect+flip+rotation:15"),
+]
+COLOURED = "synthetic:samples=100,test=20,classes=4,size=12,channels=3"
 
 
 def pictures(batch: int, height: int, width: int, channels: int, dtype: str = "uint8") -> Array:
@@ -94,14 +104,79 @@ def test_apply_does_not_change_its_input() -> None:
     assert torch.equal(images, before)
 
 
+@pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
-def test_apply_reads_no_value_on_the_host(dtype: torch.dtype) -> None:
-    made = augment.parse("crop:4,pad=reflect+flip")
-    drawn = made.draw(1, 4, random.generator(0, "a"), (3, 8, 8))
+@pytest.mark.parametrize("text", ["crop:4,pad=reflect+flip", *EVERY])
+def test_apply_reads_no_value_on_the_host(text: str, dtype: torch.dtype, channels: int) -> None:
+    made = augment.parse(text)
+    drawn = made.draw(1, 4, random.generator(0, "a"), (channels, 8, 8))
     with FakeTensorMode():
-        fake = {k: torch.empty(4, dtype=getattr(torch, v.dtype.name)) for k, v in drawn.items()}
-        out = made.apply(torch.empty(4, 8, 8, 3, dtype=dtype), fake)
-        assert (out.shape, out.dtype) == ((4, 8, 8, 3), dtype)
+        fake = {k: torch.empty(v.shape[1:], dtype=getattr(torch, v.dtype.name)) for k, v in drawn.items()}
+        images = torch.empty(4, 8, 8, channels, dtype=dtype)
+        if dtype == torch.float32 and ("auto" in text or "jitter" in text):
+            with pytest.raises(UserError, match="needs uint8 pictures"):
+                made.apply(images, fake)
+        else:
+            out = made.apply(images, fake)
+            assert (out.shape, out.dtype) == ((4, 8, 8, channels), dtype)
+
+
+@pytest.mark.parametrize("text", EVERY)
+def test_the_last_batch_may_be_smaller(text: str) -> None:
+    """A step takes the first so many draws; what becomes of a picture does not depend on its neighbours."""
+    images = torch.from_numpy(pictures(8, 12, 12, 3))
+    made = augment.parse(text)
+    drawn = {k: torch.from_numpy(v[0]) for k, v in made.draw(1, 8, random.generator(0, "a"), (3, 12, 12)).items()}
+    whole = made.apply(images, drawn)
+    for size in (1, 5):
+        assert torch.equal(made.apply(images[:size], {k: v[:size] for k, v in drawn.items()}), whole[:size])
+
+
+@pytest.mark.parametrize("text", EVERY)
+def test_serial_and_workers_train_on_the_same_pictures(text: str, two_workers: Pool) -> None:
+    settings: dict[str, Any] = {"data": COLOURED, "model": "cnn", "rounds": 1, "augment": text}
+    before = torch.random.get_rng_state()
+    serial, again = small(**settings), small(**settings)
+    workers = small(**settings, executor="workers", pool=two_workers)
+    plain = small(**(settings | {"augment": "none"}))
+    for run in (serial, again, workers, plain):
+        run.fit()
+    assert torch.equal(serial.state.weights, workers.state.weights)
+    assert torch.equal(serial.state.weights, again.state.weights)
+    assert not torch.equal(serial.state.weights, plain.state.weights)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("text", ["crop:4+flip", *EVERY])
+def test_a_replayed_graph_gives_the_bytes_of_the_cpu(text: str, channels: int) -> None:
+    images = torch.from_numpy(pictures(64, 32, 32, channels))
+    made = augment.parse(text)
+    drawn = made.draw(3, 64, random.generator(0, "a"), (channels, 32, 32))
+    on_device = images.cuda()
+    given = {k: torch.from_numpy(v[0]).cuda() for k, v in drawn.items()}
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        made.apply(on_device, given)
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = made.apply(on_device, given)
+    for step in range(3):
+        here = {k: torch.from_numpy(v[step]) for k, v in drawn.items()}
+        for key, values in here.items():
+            given[key].copy_(values)
+        graph.replay()
+        assert torch.equal(out.cpu(), made.apply(images, here))
+
+
+@pytest.mark.parametrize("text", EVERY)
+def test_a_step_keeps_the_rules_of_a_capture(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Network, "to", lambda self, device: self)
+    assert take_fake_steps(small(data=COLOURED, model="cnn", augment=text).world).step.size == 5
 
 
 def test_crop_and_flip_share_one_gather(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,14 +217,21 @@ def test_a_new_kind_of_change_keeps_its_place_in_the_order() -> None:
         assert float(out.min()) == (float(drawn["augment.brighter"].min()) if darkest is None else darkest)
 
 
-@pytest.mark.parametrize("text", ["none", "flip", "crop+flip", "crop:by=2,pad=reflect", "flip+crop:by=3"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("none", "flip", "crop+flip", "crop:by=2,pad=reflect", "flip+crop:by=3", "crop+flip+autoaugment"),
+        *("rotation", "rotation:degrees=30,interpolation=bilinear,fill=128", "resized_crop:scale=0.5,ratio=2"),
+        *("jitter", "jitter:amount=0.2,contrast=0", "resized_crop+jitter+flip", "autoaugment:form=feddecorr,fill=128"),
+    ],
+)
 def test_the_text_form_is_read_and_written(text: str) -> None:
     assert str(augment.parse(text)) == text
 
 
 def test_wrong_texts_are_refused() -> None:
     cases = {
-        "flop": r"no augmentation 'flop': did you mean 'flip'\? Known: crop, flip, none",
+        "flop": r"did you mean 'flip'\? Known: autoaugment, crop, flip, jitter, none, resized_crop, rotation",
         "none+flip": "'none' stands alone",
         "flip+flip": "'flip' is given twice",
         "crop:0": "must be from 1 to 1024 pixels, not 0",
@@ -157,6 +239,17 @@ def test_wrong_texts_are_refused() -> None:
         "crop:4,pad=grey": "must be one of zero, reflect, not 'grey'",
         "crop:four": "must be a whole number",
         "flip:0.3": "one too many",
+        "rotation:0": "degrees of augmentation 'rotation' must be above 0 and at most 180, not 0",
+        "rotation:nan": "must be a number",
+        "rotation:15,cubic": "must be one of nearest, bilinear, not 'cubic'",
+        "rotation:15,fill=256": "fill of augmentation 'rotation' must be from 0 to 255, not 256",
+        "resized_crop:0": "scale of augmentation 'resized_crop' must be above 0 and at most 1, not 0",
+        "resized_crop:ratio=0.5": "ratio of augmentation 'resized_crop' must be at least 1, not 0.5",
+        "jitter:-1": "amount of augmentation 'jitter' must be from 0 to 10, not -1",
+        "jitter:hue=0.1": "no option of augmentation 'jitter' called 'hue'",
+        "jitter:0.4,contrast=inf": "contrast of augmentation 'jitter' must be from 0 to 10, not inf",
+        "autoaugment:paper": "form of augmentation 'autoaugment' must be one of torchvision, feddecorr, not 'paper'",
+        "autoaugment:fill=-1": "fill of augmentation 'autoaugment' must be from 0 to 255, not -1",
     }
     for text, message in cases.items():
         with pytest.raises(UserError, match=message):

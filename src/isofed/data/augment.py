@@ -2,7 +2,8 @@
 
 Two kinds of change fit here. A :class:`Move` says from where in the picture each pixel comes; moves that stand next
 to each other are joined, so that crop and flip together cost one gather. Any other change (rotation, colour jitter,
-a policy) overrides :meth:`Augmentation.apply`. Callers see only :class:`Augment`: what it draws, and apply.
+a policy) overrides :meth:`Augmentation.apply`, in a file of its own. Callers see only :class:`Augment`: what it draws,
+and apply.
 
 Nothing here draws or reads a device value while pictures are changed, so a step can be captured as a CUDA graph.
 """
@@ -15,27 +16,17 @@ from itertools import groupby
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from isofed import spec
+from isofed.data.augment_base import Augmentation, Draws, Shape
+from isofed.data.augment_colour import Jitter
+from isofed.data.augment_geometry import ResizedCrop, Rotation
+from isofed.data.autoaugment import AutoAugment
 from isofed.errors import UserError, unknown
 
-Draws = dict[str, npt.NDArray[Any]]
-Shape = tuple[int, int, int]  # channels, height, width
-
-
-@dataclass(frozen=True)
-class Augmentation:
-    """One change. Its random numbers are drawn with steps as the first axis, under keys of its own."""
-
-    def draw(self, steps: int, batch: int, rng: np.random.Generator, shape: Shape) -> Draws:
-        return {}
-
-    def apply(self, images: Tensor, draws: Mapping[str, Tensor]) -> Tensor:
-        """Change the pictures [B, H, W, C] of one step; ``draws`` holds its own step's slices."""
-        raise NotImplementedError
+__all__ = ["AUGMENTATIONS", "Augment", "Augmentation", "Crop", "Draws", "Flip", "Move", "Shape", "parse"]
 
 
 @dataclass(frozen=True)
@@ -94,7 +85,14 @@ class Flip(Move):
         return rows, torch.where(draws["augment.flip"][:, None] != 0, mirrored, columns)
 
 
-AUGMENTATIONS: dict[str, type[Augmentation]] = {"crop": Crop, "flip": Flip}
+AUGMENTATIONS: dict[str, type[Augmentation]] = {
+    "crop": Crop,
+    "flip": Flip,
+    "rotation": Rotation,
+    "resized_crop": ResizedCrop,
+    "jitter": Jitter,
+    "autoaugment": AutoAugment,
+}
 
 
 @dataclass(frozen=True)
@@ -126,7 +124,7 @@ class Augment:
 
 
 def parse(text: Any) -> Augment:
-    """Read ``none``, ``flip``, ``crop:4``, ``crop:4,pad=reflect+flip``."""
+    """Read ``none``, ``flip``, ``crop:4,pad=reflect+flip``, ``crop:4+flip+autoaugment``."""
     choices = spec.parse(text, "augmentation")
     if any(choice.name == "none" for choice in choices):
         if len(choices) > 1 or choices[0].options:

@@ -57,7 +57,9 @@ class World:
                 clients = [place[c][place[c] >= 0] for c in clients]
         world = cls(settings, dataset, parts, clients)
         # Whatever the pictures, the network or the clients make impossible is said here, before any work.
-        parse_augment(settings.augment).draw(1, 1, generator(settings.seed, "check"), dataset.shape)
+        augment = parse_augment(settings.augment)
+        drawn = augment.draw(1, 1, generator(settings.seed, "check"), dataset.shape)
+        augment.apply(dataset.train.images[:1], {k: torch.from_numpy(v[0]) for k, v in drawn.items()})
         if settings.batch_size == 1 and has_batch_norm(world.network()):
             raise UserError("batch_size=1 cannot train batch norm; use a larger batch, or norm=group:2")
         return world
