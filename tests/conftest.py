@@ -12,6 +12,15 @@ from isofed.engine.workers import Pool
 torch.set_num_threads(1)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Decoded pictures of tests are kept apart from the user's, and no data set of the user's is found by chance."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ISOFED_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.delenv("ISOFED_DATA", raising=False)
+        yield
+
+
 @pytest.fixture(scope="session")
 def one_worker() -> Iterator[Pool]:
     with Pool(1) as pool:

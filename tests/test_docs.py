@@ -305,8 +305,12 @@ def test_every_split_and_source_is_documented_with_its_options() -> None:
         assert dict(re.findall(r"(\w+)=([\w.]+)", row[-1])) == options_of(source(row[0]))
     ((*rows,),) = tables(page, "option")
     assert {row[0]: row[1] for row in rows} == options_of(source("folder")) == options_of(source("domain-folder"))
+    ((*published,),) = tables(DOCS / "data-sets.md", "data")
+    for row in published:
+        assert dict(re.findall(r"(\w+)=([\w.]+)", row[-1])) == options_of(source(row[0]))
     text = page.read_text(encoding="utf-8")
-    assert all(f"`{name}`" in text or f"{name}:" in text or f"data={name}" in text for name in SOURCES)
+    own = set(SOURCES) - {row[0] for row in published}
+    assert all(f"`{name}`" in text or f"{name}:" in text or f"data={name}" in text for name in own)
     assert all(f"`{name}" in text for name in AUGMENTATIONS)
 
 

@@ -169,7 +169,7 @@ def models(words: Words = None, debug: Debug = False) -> None:
 
 @command
 def data(words: Words = None, debug: Debug = False) -> None:
-    """Show what a data set holds and how it is split, as a table and, with picture=FILE, as a chart.
+    """Show what a data set holds and how it is split, as a table and, with picture=FILE, as a chart; or fetch one.
 
     [bold]Examples[/]
 
@@ -178,6 +178,8 @@ def data(words: Words = None, debug: Debug = False) -> None:
       isofed data digits partition=dirichlet:0.05 clients=10 picture=split.png
 
       isofed data path/to/pictures partition=domain          (your own)
+
+      isofed data get cifar100 root=datasets                 (from its publisher)
     """
     from isofed import commands
 

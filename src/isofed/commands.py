@@ -15,11 +15,20 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 
 from isofed import spec, tables
 from isofed.config import Settings, is_setting, read_words
 from isofed.config import settings as make_settings
-from isofed.data import load, sources
+from isofed.data import download, load, sources
 from isofed.data import partition as partitions
 from isofed.data.describe import domains_of, picture, table
 from isofed.display import CompareDisplay, RunDisplay, duration, many, percent, simple_table, text_table
@@ -231,7 +240,10 @@ def _report_failures(batch: Batch) -> None:
 
 
 def data(console: Console, words: Sequence[str]) -> None:
-    """What a data set holds and who gets what."""
+    """What a data set holds and who gets what; ``get`` fetches one first."""
+    if words and words[0] == "get":
+        get_data(console, words[1:])
+        return
     given = [w for w in words if is_method(w)]
     values = read_words(w for w in words if w not in given)
     chart = values.pop("picture", None)
@@ -250,6 +262,7 @@ def data(console: Console, words: Sequence[str]) -> None:
         console.print()
         console.print(out)
         console.print("\nShow a split: isofed data digits partition=dirichlet:0.1 clients=10", highlight=False)
+        console.print("Fetch a set:  isofed data get cifar100 root=FOLDER", highlight=False)
         return
     s = make_settings(values)
     display = RunDisplay(console)
@@ -264,6 +277,42 @@ def data(console: Console, words: Sequence[str]) -> None:
         except OSError as error:
             raise UserError(f"the picture {chart} cannot be written: {error.strerror}") from None
         console.print(f"\npicture: {written}", highlight=False)
+
+
+def get_data(console: Console, words: Sequence[str]) -> None:
+    """Fetch a data set from its publisher."""
+    names = [w for w in words if is_method(w)]
+    values = read_words(w for w in words if w not in names)
+    root = Path(str(values.pop("root", None) or os.environ.get("ISOFED_DATA") or "data")).expanduser()
+    if len(names) != 1 or values:
+        wrong = f", not {' '.join(words)}" if words else ""
+        raise UserError(
+            f"data get takes one name and root=FOLDER{wrong}: it fetches {', '.join(download.OFFERS)} "
+            f"and says where to find {', '.join(download.BY_HAND)}"
+        )
+    command = f"isofed data get {names[0]} root={shlex.quote(str(root))}"
+    with _interruptible(command), download_bar(console) as tell:
+        folder = download.get(names[0], root, tell)
+    said = f"{names[0]} is in {folder}; use it with: data={names[0]} root={shlex.quote(str(root))}"
+    console.print(said, highlight=False, markup=False, soft_wrap=True)  # to be copied, so never cut
+
+
+@contextmanager
+def download_bar(console: Console) -> Iterator[download.Tell]:
+    """A line for each file with its rate and the time left, on a terminal; elsewhere one plain line when it starts."""
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as bar:
+        tasks: dict[str, TaskID] = {}
+
+        def tell(name: str, done: int, total: int | None) -> None:
+            if name not in tasks:
+                tasks[name] = bar.add_task(name, total=total, completed=done)
+                if not console.is_terminal:
+                    size = "" if total is None else f" ({total / 1e6:,.1f} MB)"
+                    console.print(f"downloading {name}{size}", highlight=False, markup=False)
+            bar.update(tasks[name], completed=done, total=total)
+
+        yield tell
 
 
 def _print_split(console: Console, world: World) -> None:

@@ -8,10 +8,11 @@ from typing import Any
 
 from isofed import spec
 from isofed.data.base import Dataset, Part, validation_split
+from isofed.data.hugging_face import from_hugging_face
 from isofed.data.sources import SOURCES, Progress, source
 from isofed.errors import UserError
 
-__all__ = ["Dataset", "Part", "Progress", "absolute", "load", "sources", "validation_split"]
+__all__ = ["Dataset", "Part", "Progress", "absolute", "from_hugging_face", "load", "sources", "validation_split"]
 
 
 def load(data: str | os.PathLike[str], root: str | None = None, progress: Progress | None = None) -> Dataset:

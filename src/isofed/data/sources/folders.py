@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,16 +10,18 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
-from isofed.data.base import Dataset, Part, held_out
+from isofed.data.base import Dataset, Part, held_out, moments
+from isofed.data.cache import cached, fingerprint
 from isofed.data.sources import Progress, existing
+from isofed.data.sources.decode import SUFFIXES, check_size, decode, folders_in, pictures_in
 from isofed.errors import UserError
 
-SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"})
-MOST_PIXELS = 100_000_000  # a larger picture is refused: a small file can claim a size that fills the memory
-_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
+WORTH_KEEPING = 1 << 20  # bytes of picture files; fewer are read again faster than a cache is looked through
 
 Item = tuple[Path, str, str]  # picture, class, domain
+Codes = tuple[Tensor, Tensor | None]  # labels, domains
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Folder:
     channels: Literal["rgb", "grey"] = "rgb"
 
     def __post_init__(self) -> None:
-        _check_size("folder", self.size)
+        check_size("folder", self.size)
 
     def load(self, root: str | None = None, progress: Progress | None = None) -> Dataset:
         path = _folder(root, "folder", "a folder of class folders")
@@ -48,13 +48,13 @@ class DomainFolder:
     channels: Literal["rgb", "grey"] = "rgb"
 
     def __post_init__(self) -> None:
-        _check_size("domain-folder", self.size)
+        check_size("domain-folder", self.size)
 
     def load(self, root: str | None = None, progress: Progress | None = None) -> Dataset:
         path = _folder(root, "domain-folder", "a folder of domain folders")
         parts: list[list[Item]] = []
         for part in _parts(path):
-            domains = _folders(part)
+            domains = folders_in(part)
             if not domains:
                 raise UserError(f"'{part}' has no folders in it: 'domain-folder' needs domain/class/picture")
             items = [(p, c, d.name) for d in domains for c, p in _pictures(d, "domain-folder")]
@@ -68,22 +68,17 @@ class DomainFolder:
 def recognise(path: Path) -> str:
     """Which of the two sources fits a folder, from the depth at which its pictures lie."""
     top = _parts(path)[0]
-    inside = _folders(top)
-    if any(_files(folder) for folder in inside):
+    inside = folders_in(top)
+    if any(pictures_in(folder) for folder in inside):
         return "folder"
-    if any(_files(deeper) for folder in inside for deeper in _folders(folder)):
+    if any(pictures_in(deeper) for folder in inside for deeper in folders_in(folder)):
         return "domain-folder"
-    if _files(top):
+    if pictures_in(top):
         raise UserError(f"'{top}' holds pictures but no class folders: put the pictures of each class into a folder")
     raise UserError(
         f"there are no pictures in class/ or domain/class/ folders under '{top}': "
         f"isofed reads {', '.join(sorted(SUFFIXES))}"
     )
-
-
-def _check_size(name: str, size: int) -> None:
-    if not 1 <= size <= 4096:
-        raise UserError(f"size of data set '{name}' must be from 1 to 4096 pixels, not {size}")
 
 
 def _folder(root: str | None, name: str, what: str) -> Path:
@@ -93,43 +88,28 @@ def _folder(root: str | None, name: str, what: str) -> Path:
     return path
 
 
-def _listing(path: Path) -> list[Path]:
-    try:
-        return sorted((p for p in path.iterdir() if not p.name.startswith(".")), key=lambda p: p.name)
-    except OSError as error:
-        raise UserError(f"the folder '{path}' cannot be read ({error.strerror}): check who may open it") from None
-
-
-def _folders(path: Path) -> list[Path]:
-    return [p for p in _listing(path) if p.is_dir()]
-
-
-def _files(path: Path) -> list[Path]:
-    return [p for p in _listing(path) if p.suffix.lower() in SUFFIXES and p.is_file()]
-
-
 def _parts(path: Path) -> list[Path]:
     """The training and the test folder, or the folder itself where it is not divided."""
     train, test = path / "train", path / "test"
-    if not train.is_dir() or not _folders(train):
+    if not train.is_dir() or not folders_in(train):
         return [path]  # without folders inside, 'train' is a class, as in CIFAR-100
     if test.is_dir():
         return [train, test]
-    if len(_folders(path)) > 1:
-        others = ", ".join(p.name for p in _folders(path) if p != train)
+    if len(folders_in(path)) > 1:
+        others = ", ".join(p.name for p in folders_in(path) if p != train)
         raise UserError(f"'{path}' has train/ but no test/ (there is {others}): name the test part 'test'")
     return [train]
 
 
 def _pictures(path: Path, name: str) -> Iterator[tuple[str, Path]]:
     """Class and path of every picture one level below."""
-    classes = _folders(path)
+    classes = folders_in(path)
     if not classes:
-        hint = ": put the pictures of each class into a folder" if _files(path) else " with pictures"
+        hint = ": put the pictures of each class into a folder" if pictures_in(path) else " with pictures"
         raise UserError(f"'{path}' has no class folders{hint}")
     for folder in classes:
-        files = _files(folder)
-        if not files and _folders(folder):
+        files = pictures_in(folder)
+        if not files and folders_in(folder):
             hint = (
                 "use 'domain-folder' for domain/class/picture" if name == "folder" else "it needs domain/class/picture"
             )
@@ -157,63 +137,67 @@ def _dataset(path: Path, parts: list[list[Item]], size: int, channels: str, prog
         if label not in classes or (domain and domain not in domains):
             strange = f"class '{label}'" if label not in classes else f"domain '{domain}'"
             raise UserError(f"the test part of '{path}' has the {strange}, which the training part does not have")
-    total = sum(map(len, parts))
-    made, done = [], 0
-    for items in parts:
-        images = _decode([file for file, _, _ in items], size, channels, done, total, progress)
-        done += len(items)
-        labels = torch.tensor([classes.index(c) for _, c, _ in items], dtype=torch.int64)
-        where = torch.tensor([domains.index(d) for _, _, d in items], dtype=torch.int64) if domains else None
-        made.append(Part(torch.from_numpy(images), labels, where))
-    train, test = made if len(made) == 2 else held_out(name, made[0])
-    return Dataset.build(name, classes, train, test, domains=domains)
+    codes = [_codes(items, classes, domains) for items in parts]
+    if len(parts) == 1:
+        parts, codes = _divided(name, parts[0], codes[0])
+    files = [[file for file, _, _ in items] for items in parts]
+    arrays = _images(path, files, size, channels, progress)
+    made = [
+        Part(torch.from_numpy(arrays[which]), labels, where)
+        for which, (labels, where) in zip(("train", "test"), codes, strict=True)
+    ]
+    mean, std = arrays["mean"].tolist(), arrays["std"].tolist()
+    return Dataset.build(name, classes, made[0], made[1], mean, std, domains)
 
 
-def _decode(
-    files: list[Path], size: int, channels: str, before: int, total: int, progress: Progress | None
-) -> npt.NDArray[np.uint8]:
-    """Every picture as uint8 [N, size, size, C]; threads, because Pillow decodes outside Python's lock."""
-    from PIL import Image
-
-    Image.init()
-    formats = [f for f in _FORMATS if f in Image.OPEN]  # only these decoders ever see the bytes
-    images = np.empty((len(files), size, size, 3 if channels == "rgb" else 1), dtype=np.uint8)
-
-    def one(place: int) -> None:
-        file = files[place]
-        try:
-            with Image.open(file, formats=formats) as image:
-                if image.width * image.height > MOST_PIXELS:
-                    raise UserError(
-                        f"'{file}' says it is {image.width} x {image.height} pixels, more than the {MOST_PIXELS:,} "
-                        "that are read: make it smaller or remove it"
-                    )
-                images[place] = _pixels(image, size, channels).reshape(images.shape[1:])
-        except UserError:
-            raise
-        except Image.DecompressionBombError:
-            raise UserError(f"'{file}' says it is larger than {MOST_PIXELS:,} pixels: remove it") from None
-        except Exception as error:  # decoders fail in many ways on broken bytes
-            why = "not a picture in a known format" if "cannot identify" in str(error) else str(error)
-            raise UserError(f"the picture '{file}' cannot be read ({why}): replace or remove it") from None
-
-    with warnings.catch_warnings(), ThreadPoolExecutor() as pool:
-        warnings.simplefilter("ignore")  # of Pillow: the size has its own limit here, odd metadata do no harm
-        for done, _ in enumerate(pool.map(one, range(len(files))), before + 1):
-            if progress is not None and (done % 64 == 0 or done == total):
-                progress(done, total)
-    return images
+def _codes(items: list[Item], classes: list[str], domains: list[str]) -> Codes:
+    """Class and domain of each picture as numbers."""
+    of_class, of_domain = ({n: i for i, n in enumerate(names)} for names in (classes, domains))
+    labels = torch.tensor([of_class[c] for _, c, _ in items], dtype=torch.int64)
+    where = torch.tensor([of_domain[d] for _, _, d in items], dtype=torch.int64) if domains else None
+    return labels, where
 
 
-def _pixels(image: Any, size: int, channels: str) -> npt.NDArray[np.uint8]:
-    from PIL import Image
+def _divided(name: str, items: list[Item], codes: Codes) -> tuple[list[list[Item]], list[Codes]]:
+    """Training and test pictures before any is decoded, so that each part lies on the disk by itself."""
+    # The places, as the bytes of pictures, go through the rule that divides every data set without a test part.
+    places = torch.arange(len(items)).view(torch.uint8).view(-1, 1, 1, 8)
+    parts = held_out(name, Part(places, *codes))
+    chosen = [part.images.view(-1).view(torch.int64).tolist() for part in parts]
+    return [[items[i] for i in index] for index in chosen], [(part.labels, part.domains) for part in parts]
 
-    if image.mode.startswith("I"):
-        # Pillow would cut sixteen-bit grey at 255; the upper eight bits keep the picture.
-        image = Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
-    elif image.mode == "F":
-        raise ValueError("floating-point pictures have no fixed range, an .npz file can hold them")
-    image = image.convert("RGB" if channels == "rgb" else "L")
-    if image.size != (size, size):
-        image = image.resize((size, size), Image.Resampling.BILINEAR)
-    return np.asarray(image, dtype=np.uint8)
+
+def _images(
+    path: Path, files: list[list[Path]], size: int, channels: str, progress: Progress | None
+) -> dict[str, npt.NDArray[Any]]:
+    """The pictures of both parts, and mean and std of the first, from the cache where they were read before."""
+    import PIL
+
+    count, parts = 3 if channels == "rgb" else 1, dict(zip(("train", "test"), files, strict=True))
+    shapes: dict[str, tuple[tuple[int, ...], str]] = {
+        which: ((len(part), size, size, count), "uint8") for which, part in parts.items()
+    }
+    shapes |= {"mean": ((count,), "float64"), "std": ((count,), "float64")}
+
+    def fill(arrays: dict[str, npt.NDArray[Any]]) -> None:
+        wanted = [(arrays[which][n], file) for which, part in parts.items() for n, file in enumerate(part)]
+        decode(wanted, channels, progress)
+        arrays["mean"][:], arrays["std"][:] = moments(torch.from_numpy(arrays["train"]))
+
+    every = [file for part in files for file in part]
+    try:
+        known = fingerprint(every)
+    except OSError as error:
+        raise UserError(f"the picture '{error.filename}' cannot be read ({error.strerror})") from None
+    if sum(length for _, length, _ in known[1:]) < WORTH_KEEPING:
+        arrays = {which: np.empty(shape, dtype) for which, (shape, dtype) in shapes.items()}
+        fill(arrays)
+        return arrays
+    about = {
+        "root": str(path.resolve()),
+        "size": size,
+        "channels": channels,
+        "files": known,
+        "version": PIL.__version__,  # another one may decode to other values
+    }
+    return cached("folder", about, shapes, fill)
