@@ -77,8 +77,13 @@ def test_resnet56_has_58_batch_norms() -> None:
 
 
 @functools.cache
+def _made(name: str, side: int, norm: str | None) -> Network:
+    return create(name, classes=4, shape=(3, side, side), norm=norm)
+
+
 def built(name: str, side: int, norm: str | None = None) -> Network:
-    return create(name, classes=4, shape=(3, side, side), norm=norm).eval()
+    """A network in eval mode, made once, whatever the test before has done with it."""
+    return _made(name, side, norm).eval()
 
 
 def sides(name: str) -> tuple[int, ...]:
