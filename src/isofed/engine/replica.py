@@ -23,7 +23,7 @@ from isofed.layout import Policy, Tensors
 from isofed.methods import Visit
 from isofed.models import has_batch_norm
 
-CHUNK = 512  # samples in one evaluation pass; fixed, so that results do not depend on who evaluates what
+CHUNK = 512  # samples that are judged together; fixed, so that results do not depend on who evaluates what
 
 
 @dataclass(frozen=True)
@@ -246,15 +246,18 @@ class Replica:
 
     @torch.no_grad()
     def score(self, part: str, index: np.ndarray) -> Score:
-        """Judge the loaded weights on some samples of a part, at most :data:`CHUNK` of them."""
-        pictures, classes = self.pictures[part], self.run.classes
+        """Judge the loaded weights on some samples of a part."""
         self.local.network.eval()
         with one_thread(self.device), self.local.autocast():
-            where = torch.from_numpy(index).to(self.device)
-            labels = pictures.labels[where]
-            logits = self.local.network(pictures.normalised(pictures.images[where])).logits.float()
-            loss = cross_entropy(logits, labels, reduction="sum")
-            right = labels[logits.argmax(1) == labels]
+            places = torch.from_numpy(index).to(self.device).split(self.run.at_once)
+            return sum((self._score(part, where) for where in places), Score.none(self.run.classes))
+
+    def _score(self, part: str, where: Tensor) -> Score:
+        pictures, classes = self.pictures[part], self.run.classes
+        labels = pictures.labels[where]
+        logits = self.local.network(pictures.normalised(pictures.images[where])).logits.float()
+        loss = cross_entropy(logits, labels, reduction="sum")
+        right = labels[logits.argmax(1) == labels]
         seen = torch.bincount(labels, minlength=classes).cpu().numpy()
         return Score(torch.bincount(right, minlength=classes).cpu().numpy(), seen, float(loss))
 

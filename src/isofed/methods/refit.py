@@ -12,15 +12,13 @@ from torch.nn.functional import one_hot
 from isofed.layout import Tensors
 from isofed.methods.base import Visit
 
-CHUNK = 512  # samples in a pass
-
 
 @torch.no_grad()
 def seen_by_head(visit: Visit, tests: bool = False) -> tuple[Tensor, Tensor]:
     """What the head sees of all the client's samples (or of its test samples), and their labels."""
     pieces = [
         (visit.network.head_input(visit.network(inputs).features.float()), labels)
-        for inputs, labels in (visit.tests if tests else visit.batches)(CHUNK)
+        for inputs, labels in (visit.tests if tests else visit.batches)(visit.run.at_once)
     ]
     features, labels = zip(*pieces, strict=True)
     return torch.cat(features), torch.cat(labels)
