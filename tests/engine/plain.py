@@ -39,6 +39,7 @@ class Plain:
         self.network = create(s.model, classes=len(dataset.classes), shape=dataset.shape, norm=s.norm, seed=s.seed)
         self.network.to(dtype)
         self.sizes = [len(c) for c in run.world.clients]
+        self.loss_sum = 0.0  # summed over the samples of all steps so far
 
     def part(self, name: str) -> tuple[Tensor, Tensor]:
         """Normalised pictures [N, C, H, W] and labels."""
@@ -70,6 +71,12 @@ class Plain:
         """One visit: the weights afterwards, and the gradient of each step before any correction."""
         return self.train(start, self.batches(round, client), correct, lr)
 
+    def backward(self, inputs: Tensor, labels: Tensor) -> float:
+        """Fill in the gradients of one batch, and give its loss."""
+        loss = cross_entropy(self.network(inputs).logits, labels)
+        loss.backward()
+        return float(loss.detach())
+
     def train(
         self,
         start: Named,
@@ -91,7 +98,7 @@ class Plain:
         seen = []
         for inputs, labels in data:
             optimiser.zero_grad()
-            cross_entropy(net(inputs).logits, labels).backward()
+            self.loss_sum += len(labels) * self.backward(inputs, labels)
             grads = {n: p.grad for n, p in named.items() if p.grad is not None}
             seen.append({n: g.clone() for n, g in grads.items()})
             if correct is not None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from isofed.engine.replica import Job, Outcome, Replica
 from isofed.federation import Federation
@@ -34,7 +34,6 @@ class Written(Plain):
         super().__init__(run)
         self.objective = objective
         self.losses: dict[tuple[int, int], float] = {}  # of each visit (round, client): the mean over its samples
-        self._loss = 0.0
 
     def backward(self, inputs: Tensor, labels: Tensor) -> float:
         """Fill the gradients of one step, and give the loss."""
@@ -45,38 +44,10 @@ class Written(Plain):
     def local(
         self, start: Named, round: int, client: int, correct: Correction | None = None, lr: float | None = None
     ) -> tuple[Named, list[Gradients]]:
-        data, self._loss = self.batches(round, client), 0.0
+        data, self.loss_sum = self.batches(round, client), 0.0
         model, seen = self.train(start, data, correct, lr)
-        self.losses[round, client] = self._loss / sum(len(labels) for _, labels in data)
+        self.losses[round, client] = self.loss_sum / sum(len(labels) for _, labels in data)
         return model, seen
-
-    def train(
-        self,
-        start: Named,
-        data: list[tuple[Tensor, Tensor]],
-        correct: Correction | None = None,
-        lr: float | None = None,
-    ) -> tuple[Named, list[Gradients]]:
-        s, net = self.settings, self.network
-        net.load_state_dict(start)
-        net.train()
-        named = {n: p for n, p in net.named_parameters() if p.requires_grad}
-        optimiser = torch.optim.SGD(
-            named.values(), lr=lr or s.lr, momentum=s.momentum, nesterov=s.nesterov, weight_decay=s.weight_decay
-        )
-        seen = []
-        for inputs, labels in data:
-            optimiser.zero_grad()
-            self._loss += len(labels) * self.backward(inputs, labels)
-            grads = {n: p.grad for n, p in named.items() if p.grad is not None}
-            seen.append({n: g.clone() for n, g in grads.items()})
-            if correct is not None:
-                with torch.no_grad():
-                    correct({n: p.detach() for n, p in named.items()}, grads)
-            if s.clip is not None:
-                nn.utils.clip_grad_norm_(named.values(), s.clip)
-            optimiser.step()
-        return self.start(), seen
 
     def counts(self, client: int) -> list[int]:
         """How many samples of each class a client has."""

@@ -194,3 +194,14 @@ def test_statistics_are_kept_for_the_time_of_a_block(fails: bool) -> None:
     assert [layer.momentum for layer in layers] == [0.1, 0.3, None]
     network(3 * X + 1)
     assert not torch.equal(layers[0].get_buffer("running_mean"), before["0.running_mean"])
+
+
+@pytest.mark.parametrize("position", [0, 2], ids=["no shortcut", "shortcut"])
+def test_a_shut_pre_activation_block_keeps_what_only_its_branch_uses(position: int) -> None:
+    block = residual_blocks(create("senet18", classes=3))[position]
+    block.keep, block.gate = 0.5, torch.tensor(0.0)
+    before = {k: v.clone() for k, v in block.named_buffers()}
+    block.train()(torch.randn(4, 64, 8, 8))
+    moved = {k.split(".")[0] for k, v in block.named_buffers() if not torch.equal(v, before[k])}
+    # With a shortcut the norm before the branch is in use all the same.
+    assert moved == ({"before"} if block.shortcut is not None else set())

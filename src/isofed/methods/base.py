@@ -55,7 +55,7 @@ class Run:
     def at_once(self) -> int:
         """Samples in a pass without gradients: what fits a processor's caches, or keeps a GPU busy.
 
-        Three times as fast on a CPU as passes whose every layer has to fetch new memory from the system.
+        In larger passes on a CPU every layer fetches new memory from the system, which takes longer than its work.
         """
         pixels = 2**16 if self.device.type == "cpu" else 2**21
         return max(16, min(512, pixels // (self.shape[1] * self.shape[2])))

@@ -31,13 +31,16 @@ class Residual(nn.Module):
         self.gate: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        y = x if self.before is None else self.before(x)
-        if self.keep == 1.0:
-            inside = self.branch(y)
-        elif self.training and self.gate is not None:
-            inside = self.gate * self._gated(y, self.gate)
+        if self.keep < 1.0 and self.training and self.gate is not None:
+            kept = [(b, b.clone()) for b in self._statistics()]
+            y, inside = self._inside(x)
+            for now, old in kept:
+                # Through .data: the backward pass of batch norm does not need these, but would mind their change.
+                now.data.copy_(torch.where(self.gate > 0, now.data, old))
+            inside = self.gate * inside
         else:
-            inside = self.keep * self.branch(y)
+            y, inside = self._inside(x)
+            inside = inside if self.keep == 1.0 else self.keep * inside
         if isinstance(self.shortcut, PadShortcut):
             # As many channels as the branch has, also in a network that runs at less than its full width.
             x = self.shortcut(y, inside.shape[1])
@@ -45,14 +48,15 @@ class Residual(nn.Module):
             x = self.shortcut(y)
         return torch.relu(x + inside) if self.relu else x + inside
 
-    def _gated(self, x: Tensor, gate: Tensor) -> Tensor:
-        statistics = [b for b in self.branch.buffers() if b.is_floating_point()]
-        before = [b.clone() for b in statistics]
-        inside: Tensor = self.branch(x)
-        for now, old in zip(statistics, before, strict=True):
-            # Through .data: the backward pass of batch norm does not need these values, but would mind their change.
-            now.data.copy_(torch.where(gate > 0, now.data, old))
-        return inside
+    def _inside(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What the branch sees, and what it makes of it."""
+        y = x if self.before is None else self.before(x)
+        return y, self.branch(y)
+
+    def _statistics(self) -> list[Tensor]:
+        """The running statistics that nothing but the branch uses: also those before it, where no shortcut does."""
+        alone = [self.branch] if self.before is None or self.shortcut is not None else [self.before, self.branch]
+        return [b for module in alone for b in module.buffers() if b.is_floating_point()]
 
 
 def residual_blocks(network: nn.Module) -> list[Residual]:
