@@ -18,7 +18,7 @@ HEAVY = ("flwr", "matplotlib", "sklearn", "plotly", "ray", "tensorboard", "panda
 SPECIFIED = """
     method data root partition clients participation weighting rounds local_epochs local_steps batch_size lr
     lr_schedule momentum nesterov persistent_momentum weight_decay clip last_batch augment validation model norm seed
-    device executor workers slots precision deterministic evaluate_every target diagnose track keep keep_clients
+    device executor workers slots actors precision deterministic evaluate_every target diagnose track keep keep_clients
 """
 
 

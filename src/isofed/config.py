@@ -63,9 +63,14 @@ class Settings(BaseModel):
     norm: str | None = Field(None, description="batch, group:N or none, instead of the network's own")
     seed: int = Field(0, ge=0, description="of everything random in the run")
     device: str = Field("cpu", description="cpu, cuda, cuda:1")
-    executor: Literal["auto", "serial", "workers", "slots"] = Field("auto", description="how clients are trained")
+    executor: Literal["auto", "serial", "workers", "slots", "ray"] = Field(
+        "auto", description="how clients are trained"
+    )
     workers: int | None = Field(None, ge=1, description="worker processes; one per core if not given")
-    slots: int | None = Field(None, ge=1, description="replicas on a GPU (executor=slots)")
+    slots: int | None = Field(None, ge=1, description="replicas on a GPU, side by side; as many as pay if not given")
+    actors: int | None = Field(
+        None, ge=1, description="Ray actors (executor=ray); one per GPU of the cluster if not given"
+    )
     precision: Literal["fp32", "tf32", "bf16"] = Field("fp32", description="of the local training")
     deterministic: bool = Field(True, description="the same bits each time on the same machine, also on a GPU")
     evaluate_every: int = Field(1, ge=1, description="rounds between evaluations; the last round is always judged")
@@ -113,13 +118,15 @@ class Settings(BaseModel):
             raise UserError("nesterov=true needs a momentum above 0")
         if self.stop_at_target and self.target is None:
             raise UserError("stop_at_target=true needs a target, such as target=0.9")
-        if self.executor == "slots" or self.slots is not None:
-            raise UserError("executor=slots is not part of this version; use executor=serial or executor=workers")
+        if self.device == "cpu" and (self.executor == "slots" or self.slots is not None):
+            raise UserError("slots are replicas on a GPU; use device=cuda, or executor=workers on the CPU")
+        if self.slots is not None and self.executor not in ("auto", "slots", "ray"):
+            raise UserError(f"slots={self.slots} goes with executor=slots, not with executor={self.executor}")
         if self.diagnose != "none" or self.track != "none":
             key = "diagnose" if self.diagnose != "none" else "track"
             raise UserError(f"{key}={getattr(self, key)} is not part of this version; leave {key} at 'none'")
         if self.executor == "workers" and self.device != "cpu":
-            raise UserError("executor=workers trains on the CPU; use executor=serial with device=" + self.device)
+            raise UserError("executor=workers trains on the CPU; use executor=slots with device=" + self.device)
         if self.precision == "tf32" and self.device == "cpu":
             raise UserError("precision=tf32 is a mode of GPUs; use fp32 or bf16 on the CPU")
         lr_at(self, 1)

@@ -41,7 +41,7 @@ def replica(method: str, augment: str = "none", model: str = "cnn") -> Replica:
 
 def arrive(made: Replica) -> None:
     server = made.local.method.server_state(made.run)
-    visit, _ = made._arrive(Job(1, 0, 0.05, 0.5), made.initial, made.local.method.send(server), None)
+    visit = made._arrive(Job(1, 0, 0.05, 0.5), made.initial, made.local.method.send(server), None)
     made.local.method.begin(visit)
     made.local.network.train()
 

@@ -55,7 +55,7 @@ def take_fake_steps(world: World, sizes: tuple[int, ...] = (16, 5)) -> LocalStep
     real = Replica(world, CPU)  # for the plan and the message, which are made outside a step
     server = world.settings.method.server_state(real.run)
     sent = world.settings.method.send(server)
-    visit, _ = real._arrive(Job(1, 0, 0.1, 0.25), real.initial, sent, None)
+    visit = real._arrive(Job(1, 0, 0.1, 0.25), real.initial, sent, None)
     assert max(sizes) <= world.settings.batch_size and visit.steps >= len(sizes)
     mode = FakeTensorMode()
     parts = {

@@ -228,7 +228,7 @@ def test_the_clip_holds_in_every_step(model: str) -> None:
     for option in ("clip=0.3", "clip=none", "clip=1000"):
         run = small(method=f"fedalign:{option}", model=model)
         replica = Replica(run.world, CPU)
-        visit, _ = replica._arrive(Job(1, 0, 0.1, 0.25), run.state.weights, {}, None)
+        visit = replica._arrive(Job(1, 0, 0.1, 0.25), run.state.weights, {}, None)
         replica.local.network.train()
         lengths = []
         for size in visit.sizes:

@@ -23,7 +23,7 @@ Draws = tuple[np.ndarray, np.ndarray]
 def draws(run: Federation, round: int, client: int) -> Draws:
     """The shares [steps] and the partners [steps, batch] that the plan of a visit has; unused places are -1."""
     replica = Replica(run.world, CPU)
-    visit, _ = replica._arrive(Job(round, client, 0.1, 0.25), run.state.weights, {}, None)
+    visit = replica._arrive(Job(round, client, 0.1, 0.25), run.state.weights, {}, None)
     step = replica.local.step
     share, keys = step.plan["mixup.share"].numpy(), step.plan["mixup.keys"].numpy()
     assert share.shape == (visit.steps,) and keys.shape == (visit.steps, run.settings.batch_size)
@@ -131,7 +131,7 @@ def test_gamma_of_zero_is_fedavg_and_the_default_is_not(model: str) -> None:
 def test_what_a_step_sees() -> None:
     run = small(method=WIDE, batch_size=16)
     replica = Replica(run.world, CPU)
-    visit, _ = replica._arrive(Job(1, 0, 0.1, 0.25), run.state.weights, {}, None)
+    visit = replica._arrive(Job(1, 0, 0.1, 0.25), run.state.weights, {}, None)
     local, step = replica.local, replica.local.step
     share, partners = draws(run, 1, 0)
     assert visit.sizes == (16, 16, 6, 16, 16, 6)  # the last of an epoch is smaller

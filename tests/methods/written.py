@@ -95,7 +95,7 @@ def after_steps(run: Federation, count: int = 1, client: int = 0) -> Replica:
     """A replica that has taken the first steps of a visit; ``step.grad`` is the last one's direction."""
     replica = Replica(run.world, CPU)
     sent = run.settings.method.send(run.state.server)
-    arrived, _ = replica._arrive(Job(1, client, run.settings.lr, 0.25), run.state.weights, sent, None)
+    arrived = replica._arrive(Job(1, client, run.settings.lr, 0.25), run.state.weights, sent, None)
     replica.local.method.begin(arrived)
     replica.local.network.train()
     for size in arrived.sizes[:count]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -11,6 +11,7 @@ import torch
 from isofed.config import Settings
 from isofed.engine.plan import steps_of
 from isofed.engine.serial import Executor, Serial
+from isofed.engine.slots import Slots
 from isofed.engine.workers import Pool, Workers
 from isofed.engine.world import World
 from isofed.errors import UserError
@@ -20,16 +21,30 @@ WORTH_WORKERS = 5000  # local steps in a run from which on starting worker proce
 
 
 @contextmanager
-def executor_for(world: World, device: torch.device, shared: Pool | None) -> Iterator[Executor]:
-    """The executor that the settings ask for; ``shared`` are worker processes that outlive the run."""
+def executor_for(
+    world: World, device: torch.device, shared: Pool | None, note: Callable[[str], None] = lambda text: None
+) -> Iterator[Executor]:
+    """The executor that the settings ask for.
+
+    ``shared`` are worker processes that outlive the run; ``note`` hears what a person should know.
+    """
     s, kind = world.settings, world.settings.executor
-    if kind == "auto":
+    if kind == "auto" and device.type == "cuda":
+        kind = "slots"
+    elif kind == "auto":
         steps = s.rounds * sum(steps_of(len(c), s) for c in world.clients) * s.participation
         # Worker processes take seconds to start: not worth it for a small run, unless they are there already.
         worth = shared is not None or s.workers is not None or steps > WORTH_WORKERS
         kind = "workers" if worth and len(world.clients) > 1 and may_use_workers(s) else "serial"
     if kind == "serial":
         yield Serial(world, device)
+        return
+    if kind == "slots":
+        slots = Slots(world, device, note)
+        try:
+            yield slots
+        finally:
+            slots.close()
         return
     if not portable(s.method):
         raise UserError(
@@ -68,6 +83,8 @@ def device_of(text: str) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise UserError(f"device={text} is not supported; use cpu or cuda")
     if device.type == "cuda":
+        # As many queues to the GPU as there may be slots; read when the GPU is first used.
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if not count:
             raise UserError(f"device={text} needs a GPU that PyTorch can use, and there is none here; use device=cpu")

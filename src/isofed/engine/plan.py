@@ -51,3 +51,10 @@ def _sizes(samples: int, s: Settings) -> list[int]:
 def steps_of(samples: int, s: Settings) -> int:
     """About how many steps a client of this size takes: what the executors schedule by."""
     return s.local_steps or (s.epochs or 0) * len(_sizes(samples, s))
+
+
+def batch_sizes(samples: int, s: Settings) -> dict[int, int]:
+    """About how often each batch size comes in a visit to a client of this many samples."""
+    sizes = _sizes(samples, s)
+    epochs = s.epochs if s.epochs is not None else (s.local_steps or 0) / max(len(sizes), 1)
+    return {size: round(epochs * sizes.count(size)) for size in set(sizes)}

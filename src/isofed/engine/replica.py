@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
@@ -14,9 +15,10 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from isofed.draws import generator, torch_seeded
-from isofed.engine.exact import fits
+from isofed.engine.exact import LIMIT
 from isofed.engine.plan import batches
 from isofed.engine.step import LocalStep, Pictures, refill
+from isofed.engine.upload import Upload
 from isofed.engine.world import World
 from isofed.errors import UserError
 from isofed.layout import Policy, Tensors
@@ -54,6 +56,16 @@ class Outcome:
     skipped: int = 0
     seconds: float = 0.0
     problem: str | None = None
+    found: Tensor = field(default_factory=lambda: torch.empty(0))  # the largest number sent back, and the summed loss
+
+    def settle(self) -> None:
+        """Read what was found, and judge by it."""
+        if self.found.numel():
+            largest, loss = self.found.tolist()
+            self.loss = loss / self.samples if self.samples else float("nan")
+            if not largest < LIMIT or (self.samples and not math.isfinite(loss)):
+                self.problem = "gave NaN or numbers out of range"
+            self.found = torch.empty(0)
 
 
 @dataclass
@@ -74,39 +86,55 @@ class Score:
 
 
 class Replica:
-    """One network with its buffers, visited by one client after another."""
+    """One network with its buffers, visited by one client after another.
 
-    def __init__(self, world: World, device: torch.device) -> None:
+    A visit is :meth:`start`, :meth:`LocalStep.take` for each batch, and :meth:`finish`. None of them waits for a GPU;
+    only :meth:`Outcome.settle` reads what it found.
+    """
+
+    def __init__(self, world: World, device: torch.device, pictures: dict[str, Pictures] | None = None) -> None:
         self.world, self.device = world, device
-        self.pictures = {name: Pictures(part, world.dataset, device) for name, part in world.parts.items()}
+        self.pictures = pictures or all_pictures(world, device)
         network = world.network()
         self.batch_norm = has_batch_norm(network)
-        self.local = LocalStep(
-            network,
-            self.pictures["train"],
-            world,
-        )
+        self.local = LocalStep(network, self.pictures["train"], world)
         self.run, self.flat = self.local.run, self.local.flat
         self.initial = self.flat.clone()
         # Integer buffers are not part of a model that can be averaged: each visit starts from their first values.
         self.counters = [(b, b.clone()) for b in network.buffers() if not b.is_floating_point()]
         self.fresh_state = {k: v.clone() for k, v in self.local.step.state.items()}
+        self.upload = Upload(device)
+        self._where = torch.zeros(self.run.at_once, dtype=torch.int64, device=device)
+        self._right = torch.zeros(self.run.classes, dtype=torch.int64, device=device)
+        self._loss = torch.zeros((), dtype=torch.float64, device=device)
 
     def visit(self, job: Job, weights: Tensor, sent: Tensors, state: Tensors | None) -> Outcome:
         """Train at one client, from the server's weights (whole layout) and what the client remembers."""
         began = time.perf_counter()
-        with one_thread(self.device), torch_seeded(self.world.settings.seed, "torch", job.round, job.client):
-            visit, skipped = self._arrive(job, weights, sent, state)
-            self.local.method.begin(visit)
-            if self.local.method.full_gradient:
-                visit.full_gradient = self._full_gradient(self.world.clients[job.client])
-            self.local.network.train()
-            for size in visit.sizes:
-                self.local.take(size)
-            outcome = self._leave(visit)
-            outcome.model = self.flat.clone() if job.keep else None
-        outcome.skipped, outcome.seconds = skipped, time.perf_counter() - began
+        with one_thread(self.device):
+            with self.seeded(job):
+                visit = self.start(job, weights, sent, state)
+                for size in visit.sizes:
+                    self.local.take(size)
+            with self.seeded(job, "end"):
+                outcome = self.finish(job, visit)
+        outcome.settle()
+        outcome.seconds = time.perf_counter() - began
         return outcome
+
+    def seeded(self, job: Job, when: str = "visit") -> AbstractContextManager[None]:
+        """For what a user's network or method draws from torch's own generators."""
+        return torch_seeded(self.world.settings.seed, f"torch/{when}", job.round, job.client)
+
+    def start(self, job: Job, weights: Tensor, sent: Tensors, state: Tensors | None) -> Visit:
+        """All of a visit before its first step."""
+        visit = self._arrive(job, weights, sent, state)
+        self.local.method.begin(visit)
+        if self.local.method.full_gradient:
+            visit.full_gradient = self._full_gradient(self.world.clients[job.client])
+        if not self.local.network.training:  # asking every layer takes as long as a small step
+            self.local.network.train()
+        return visit
 
     def load(self, weights: Tensor, state: Tensors | None = None) -> None:
         """Take over the server's weights and, where tensors stay at home, the client's own."""
@@ -124,7 +152,7 @@ class Replica:
         layout = self.run.layout
         return [self.flat[layout.home_trained], self.flat[layout.home_statistics]]
 
-    def _arrive(self, job: Job, weights: Tensor, sent: Tensors, state: Tensors | None) -> tuple[Visit, int]:
+    def _arrive(self, job: Job, weights: Tensor, sent: Tensors, state: Tensors | None) -> Visit:
         local, step = self.local, self.local.step
         samples = self.world.clients[job.client]
         self.load(weights, state)
@@ -144,11 +172,11 @@ class Replica:
         step.counter.zero_()
         step.position = 0
         local.loss.zero_()
-        labels = local.train.labels[torch.from_numpy(samples).to(self.device)]
-        step.label_counts.copy_(torch.bincount(labels, minlength=self.run.classes))
+        counts = np.bincount(self.pictures["train"].labels_here[samples], minlength=self.run.classes)
+        self.upload({"label_counts": step.label_counts}, {"label_counts": counts})
         return self._plan(job, samples)
 
-    def _plan(self, job: Job, samples: np.ndarray) -> tuple[Visit, int]:
+    def _plan(self, job: Job, samples: np.ndarray) -> Visit:
         """Make every random draw of the visit and lay it where the step reads it."""
         local, s, step = self.local, self.world.settings, self.local.step
         place = (job.round, job.client)
@@ -162,6 +190,7 @@ class Replica:
             fraction=job.fraction,
             lr=job.lr,
             sizes=made.sizes,
+            skipped=made.skipped,
             label_counts=step.label_counts,
             model=self.flat,
             weights=step.weights,
@@ -187,10 +216,11 @@ class Replica:
             raise UserError(f"a method's plan uses the name '{taken[0]}', which is the round's own; choose another")
         step.host = {k: drawn.pop(k) for k in local.method.host}
         plan |= drawn
-        refill(step.plan, {k: torch.from_numpy(v).to(self.device) for k, v in plan.items()}, grow=True)
-        return visit, made.skipped
+        self.upload(step.plan, plan)
+        return visit
 
-    def _leave(self, visit: Visit) -> Outcome:
+    def finish(self, job: Job, visit: Visit) -> Outcome:
+        """All of a visit after its last step; on a GPU the numbers are still being made when this returns."""
         layout, step = self.run.layout, self.local.step
         visit.update = visit.moved
         self.local.method.end(visit)
@@ -199,7 +229,6 @@ class Replica:
             state["isofed.home"] = torch.cat(self._home())
         if self.world.settings.persistent_momentum:
             state["isofed.momentum"] = self.local.momentum.clone()
-        trained_on = sum(visit.sizes)
         outcome = Outcome(
             visit.client,
             visit.update.clone(),  # whatever a method has put there may be one of the replica's own tensors
@@ -207,13 +236,13 @@ class Replica:
             {k: v.clone() for k, v in visit.mean.items()},
             {k: v.clone() for k, v in visit.sum.items()},
             state,
-            loss=float(self.local.loss) / trained_on if trained_on else float("nan"),
+            self.flat.clone() if job.keep else None,
             steps=visit.steps,
-            samples=trained_on,
+            samples=sum(visit.sizes),
+            skipped=visit.skipped,
         )
-        sent_back = [outcome.update, outcome.statistics, *visit.mean.values(), *visit.sum.values()]
-        if not fits(*sent_back, *state.values()) or (trained_on and not math.isfinite(outcome.loss)):
-            outcome.problem = "gave NaN or numbers out of range"
+        sent_back = [outcome.update, outcome.statistics, *outcome.mean.values(), *outcome.sum.values()]
+        outcome.found = torch.stack([largest(*sent_back, *state.values()), self.local.loss.double()])
         return outcome
 
     def _plain_batches(self, part: str, samples: np.ndarray, size: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -236,38 +265,62 @@ class Replica:
                 continue
             local.set_batch(inputs, labels)
             step.grad.zero_()
-            local.passes()
+            local.pass_over()
             total.add_(step.grad, alpha=len(labels))
             count += len(labels)
         self.flat.copy_(before)
         self._reset_counters()
-        local.loss.zero_()
         return total / max(count, 1)
 
     @torch.no_grad()
     def score(self, part: str, index: np.ndarray) -> Score:
         """Judge the loaded weights on some samples of a part."""
         self.local.network.eval()
-        with one_thread(self.device), self.local.autocast():
-            places = torch.from_numpy(index).to(self.device).split(self.run.at_once)
-            return sum((self._score(part, where) for where in places), Score.none(self.run.classes))
+        self._right.zero_()
+        losses: list[Tensor] = []  # of each chunk
+        with one_thread(self.device):
+            for chunk in chunks(index):
+                self._loss.zero_()
+                for where in np.array_split(chunk, range(self.run.at_once, len(chunk), self.run.at_once)):
+                    self.upload({"where": self._where}, {"where": where})
+                    self.local.do(("score", part, len(where)), partial(self._score, part, len(where)))
+                losses.append(self._loss.clone())
+        seen = np.bincount(self.pictures[part].labels_here[index], minlength=self.run.classes)
+        return Score(self._right.cpu().numpy().copy(), seen, sum(torch.stack(losses).tolist()) if losses else 0.0)
 
-    def _score(self, part: str, where: Tensor) -> Score:
-        pictures, classes = self.pictures[part], self.run.classes
-        labels = pictures.labels[where]
-        logits = self.local.network(pictures.normalised(pictures.images[where])).logits.float()
-        loss = cross_entropy(logits, labels, reduction="sum")
-        right = labels[logits.argmax(1) == labels]
-        seen = torch.bincount(labels, minlength=classes).cpu().numpy()
-        return Score(torch.bincount(right, minlength=classes).cpu().numpy(), seen, float(loss))
+    def _score(self, part: str, size: int) -> None:
+        pictures, where = self.pictures[part], self._where[:size]
+        labels = pictures.labels.index_select(0, where)
+        with self.local.autocast():
+            output = self.local.network(pictures.normalised(pictures.images.index_select(0, where)))
+        logits = output.logits.float()
+        self._loss.add_(cross_entropy(logits, labels, reduction="sum"))
+        self._right.index_add_(0, labels, (logits.argmax(1) == labels).long())
 
     def answer(self, exchange: str, job: Job, weights: Tensor, sent: Tensors, state: Tensors | None) -> Tensors:
         """One client's answer to a question after the last round, with the global model in eval mode."""
         method = next(m for name, m in self.local.method.exchanges if name == exchange)
-        with one_thread(self.device), torch_seeded(self.world.settings.seed, "torch", job.round, job.client):
-            visit, _ = self._arrive(job, weights, sent, state)
+        with one_thread(self.device), self.seeded(job):
+            visit = self._arrive(job, weights, sent, state)
             self.local.network.eval()
             return {k: v.double().clone() for k, v in method.answer(exchange, visit).items()}
+
+
+def all_pictures(world: World, device: torch.device) -> dict[str, Pictures]:
+    """The parts of the data set on a device, for any number of replicas."""
+    return {name: Pictures(part, world.dataset, device) for name, part in world.parts.items()}
+
+
+def chunks(index: np.ndarray) -> list[np.ndarray]:
+    """The pieces in which samples are judged: the same for every executor."""
+    return [index[i : i + CHUNK] for i in range(0, len(index), CHUNK)]
+
+
+def largest(*values: Tensor) -> Tensor:
+    """The largest absolute value of some tensors, NaN if there is one, as a float64 number of their device."""
+    # What is not a floating-point number cannot be NaN, and is not summed.
+    found = [torch.linalg.vector_norm(v, torch.inf) for v in values if v.numel() and v.is_floating_point()]
+    return torch.stack([f.double() for f in found]).amax()  # which hands a NaN on
 
 
 @contextmanager

@@ -9,10 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from isofed.engine.replica import CHUNK, Job, Outcome, Replica, Score
+from isofed.engine.replica import Job, Outcome, Replica, Score, chunks
 from isofed.engine.world import World
 from isofed.errors import RunError
 from isofed.layout import Tensors
+
+__all__ = ["Executor", "Serial", "States", "chunks", "failure"]
 
 States = Callable[[int], Tensors | None]  # what a client remembers; nothing before its first visit
 
@@ -50,7 +52,7 @@ class Serial:
 
     def score(self, part: str, index: np.ndarray, weights: Tensor, state: Tensors | None = None) -> Score:
         self.replica.load(weights, state)
-        return sum((self.replica.score(part, piece) for piece in chunks(index)), Score.none(self.replica.run.classes))
+        return self.replica.score(part, index)
 
     def answer(
         self, exchange: str, jobs: Sequence[Job], weights: Tensor, sent: Tensors, states: States
@@ -60,11 +62,6 @@ class Serial:
                 yield self.replica.answer(exchange, job, weights, sent, states(job.client))
             except Exception as error:
                 raise RunError(f"client {job.client} has no answer to '{exchange}': it {failure(error)}") from error
-
-
-def chunks(index: np.ndarray) -> list[np.ndarray]:
-    """The pieces in which samples are judged: the same for every executor."""
-    return [index[i : i + CHUNK] for i in range(0, len(index), CHUNK)]
 
 
 def failure(error: Exception) -> str:

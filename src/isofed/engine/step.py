@@ -2,13 +2,16 @@
 
 Everything a step touches keeps its address: weights, gradient, momentum, client state, plan, learning rate and step
 counter are copied into at the start of a visit and never replaced. So the same step can be called, or captured once
-and replayed.
+and replayed: all work goes through ``LocalStep.do``, which either does it or replays it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property, partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,9 +33,25 @@ class Pictures:
         self.scale = torch.tensor([1 / (unit * s) for s in dataset.std], device=device)
         self.shift = torch.tensor([-m / s for m, s in zip(dataset.mean, dataset.std, strict=True)], device=device)
 
+    @cached_property
+    def labels_here(self) -> np.ndarray:
+        """The labels on the host."""
+        return np.asarray(self.labels.cpu().numpy())
+
     def normalised(self, images: Tensor) -> Tensor:
         """Network inputs from stored pictures."""
         return images.float().mul_(self.scale).add_(self.shift).permute(0, 3, 1, 2)
+
+
+Do = Callable[[Hashable, Callable[[], None]], None]  # does the work that a key stands for
+
+_AHEAD = 16  # steps whose pictures are made ready together on a GPU,
+_AHEAD_VALUES = 2**22  # unless that would be more numbers than these
+
+
+def at_once(_: Hashable, work: Callable[[], None]) -> None:
+    """Simply do the work."""
+    work()
 
 
 class LocalStep:
@@ -65,32 +84,61 @@ class LocalStep:
         self.parameters = [named[e.name] for e in trained]
         self.gradients = [e.view(step.grad) for e in trained]
         step.host, step.position = {}, 0
-        step.add_gradient, step.autocast = self.add_gradient, self.autocast
+        step.add_gradient, step.autocast, step.piece = self.add_gradient, self.autocast, self._piece
         self.dropouts = dropouts(network)
+        self.do: Do = at_once
+        self.ahead = _steps_ahead(settings.batch_size, train.images)
+        self._rows = torch.arange(self.ahead, device=device)
+        self._ready: tuple[Tensor, Tensor]  # inputs and labels of the next steps
         self._counted = False  # whether this batch's loss is in the sum
 
     def take(self, size: int) -> None:
         """Train on the next batch of the plan, of ``size`` samples."""
-        step, method = self.step, self.method
-        self._load(size)
-        for n, layer in enumerate(self.dropouts):
-            layer.key = step.draw("isofed.dropout")[n]
-        method.batch(step)
-        step.grad.zero_()
-        method.around(step, self.passes)
-        method.gradient(step)
-        self._update()
-        step.counter.add_(1)
+        step = self.step
+        if step.position % self.ahead == 0:
+            self.do("prepare", partial(self._prepare, size))
+        if self.method.host:  # parts of this step differ from the next one's: only what is alike can be replayed
+            self.do(("load", size), partial(self._load, size))
+            self._counted = False  # also where that was replayed
+            self.method.around(step, self.passes)
+            self.do(("update", size), self._update)
+        else:
+            self.do(("step", size), partial(self._whole, size))
         step.position += 1
 
-    def _load(self, size: int) -> None:
+    def _whole(self, size: int) -> None:
+        self._load(size)
+        self.method.around(self.step, self.passes)
+        self._update()
+
+    def _prepare(self, size: int) -> None:
+        """Make the pictures of the next steps ready.
+
+        Several steps at once: an augmentation is many small operations, which take a GPU as long for one batch as for
+        ten. A processor gains nothing by it, and does the one batch that comes next.
+        """
         step, train = self.step, self.train
-        index = step.draw("order")[:size]
+        width = size if self.ahead == 1 else self.settings.batch_size
+        rows = (step.counter + self._rows).clamp_(max=len(step.plan["order"]) - 1)  # past the end nobody will look
+        index = step.plan["order"].index_select(0, rows)[:, :width].flatten()
         images = train.images.index_select(0, index)
         if self.augment.parts:
-            drawn = {k: step.draw(k)[:size] for k in step.plan if k.startswith("augment.")}
+            drawn = {k: v for k, v in step.plan.items() if k.startswith("augment.")}
+            drawn = {k: v.index_select(0, rows)[:, :width].flatten(0, 1) for k, v in drawn.items()}
             images = self.augment.apply(images, drawn)
-        self.set_batch(train.normalised(images), train.labels.index_select(0, index))
+        inputs = train.normalised(images).permute(0, 2, 3, 1).unflatten(0, (self.ahead, width))
+        self._ready = inputs, train.labels.index_select(0, index).view(self.ahead, width)
+
+    def _load(self, size: int) -> None:
+        """Put the next batch where the passes look for it, and let the methods change it."""
+        step = self.step
+        row = step.counter % self.ahead
+        inputs, labels = (ready.index_select(0, row)[0] if self.ahead > 1 else ready[0] for ready in self._ready)
+        self.set_batch(inputs[:size].permute(0, 3, 1, 2), labels[:size])
+        for n, layer in enumerate(self.dropouts):
+            layer.key = step.draw("isofed.dropout")[n]
+        self.method.batch(step)
+        step.grad.zero_()
 
     def set_batch(self, inputs: Tensor, labels: Tensor) -> None:
         """Put a batch where the passes and the methods look for it."""
@@ -100,17 +148,24 @@ class LocalStep:
 
     def passes(self) -> None:
         """Forward and backward; the gradient is added to ``step.grad``."""
+        first, self._counted = not self._counted, True  # a method may come back for a second pass, elsewhere
+        self.do(("passes", self.step.size, first), partial(self.pass_over, count_loss=first))
+
+    def pass_over(self, count_loss: bool = False) -> None:
+        """One forward and backward pass over the batch that is set."""
         step = self.step
         with self.autocast():
             step.forward(step.inputs)
             loss = self.method.objective(step)
-        if not self._counted:  # a method may come back for a second pass, elsewhere
+        if count_loss:
             self.loss.add_(loss.detach(), alpha=step.size)
-            self._counted = True
         self.add_gradient(loss)
         # Nothing may keep this pass's graph alive: it would hold memory, and tie a later capture to another stream.
         step.logits, step.stages, step.base_loss = step.logits.detach(), {}, step.base_loss.detach()
         step.features = step.features if step.features is None else step.features.detach()
+
+    def _piece(self, name: str, work: Callable[[], None]) -> None:
+        self.do((name, self.step.size), work)
 
     def add_gradient(self, loss: Tensor) -> None:
         """Backward: add a loss's gradient to ``step.grad``."""
@@ -124,6 +179,7 @@ class LocalStep:
     def _update(self) -> None:
         """SGD as ``torch.optim.SGD`` defines it, on the whole vector at once."""
         s, step = self.settings, self.step
+        self.method.gradient(step)
         direction = step.grad
         if s.clip is not None:
             direction.mul_((s.clip / (torch.linalg.vector_norm(direction) + 1e-6)).clamp_(max=1.0))
@@ -133,6 +189,7 @@ class LocalStep:
             self.momentum.mul_(s.momentum).add_(direction)
             direction = direction.add_(self.momentum, alpha=s.momentum) if s.nesterov else self.momentum
         step.weights.addcmul_(direction, step.lr, value=-1)
+        step.counter.add_(1)
 
     def autocast(self) -> AbstractContextManager[object]:
         """Half precision where it is asked for; master weights stay float32."""
@@ -142,22 +199,24 @@ class LocalStep:
         return torch.autocast(self.run.device.type, torch.bfloat16, cache_enabled=False)
 
 
+def _steps_ahead(batch: int, images: Tensor) -> int:
+    """Steps whose pictures are made ready together."""
+    if images.device.type == "cpu":
+        return 1
+    return max(1, min(_AHEAD, _AHEAD_VALUES // (batch * images[0].numel())))
+
+
 def _frozen(network: Network, layout: Layout, flat: Tensor) -> Network:
     """A network that reads its weights from ``flat`` and is never trained."""
     layout.bind(network.to(flat.device), flat)
     return network.eval().requires_grad_(False)
 
 
-def refill(buffers: Tensors, values: Tensors, grow: bool = False) -> None:
-    """Copy values into buffers that keep their addresses.
-
-    With ``grow`` the first axis may differ: a buffer moves only when it is too short, and rows past the end are stale.
-    """
+def refill(buffers: Tensors, values: Tensors) -> None:
+    """Copy values into buffers that keep their addresses; a buffer of another shape is replaced."""
     for name, value in values.items():
         buffer = buffers.get(name)
         if buffer is not None and buffer.shape == value.shape:
             buffer.copy_(value)
-        elif grow and buffer is not None and buffer.shape[1:] == value.shape[1:] and len(buffer) > len(value):
-            buffer[: len(value)].copy_(value)
         else:
             buffers[name] = value.clone()

@@ -87,6 +87,7 @@ class Visit:
     copies: dict[str, Tensor]  # the frozen copies a method asked for, each laid out like ``model``
     batches: Callable[[int], Iterator[tuple[Tensor, Tensor]]]  # inputs and labels without augmentation
     tests: Callable[[int], Iterator[tuple[Tensor, Tensor]]]  # of the test part, its domain's if it has one
+    skipped: int = 0  # batches of a single sample, left out for batch norm's sake
     full_gradient: Tensor | None = None  # of the local objective at the received weights, where a method asks for it
     pull: float = 0.0  # sum of the proximal strengths in the composition
     update: Tensor = field(default_factory=lambda: torch.empty(0))  # shared trained weights: now minus received
@@ -124,6 +125,8 @@ class Step:
     plan: Tensors
     add_gradient: Callable[[Tensor], None]  # of a loss with respect to the trained weights, to ``grad``
     autocast: Callable[[], AbstractContextManager[object]]  # the run's precision, for passes that a method makes itself
+    # A part of the step whose shapes depend on what is known: the same name stands for the same shapes.
+    piece: Callable[[str, Callable[[], None]], None]
     # set for each visit and each batch
     host: Draws
     position: int  # the step counter, on the host
@@ -149,10 +152,6 @@ class Step:
         """This step's row of a planned draw that the host may look at."""
         row: np.ndarray = self.host[name][self.position]
         return row
-
-    def piece(self, name: str, work: Callable[[], None]) -> None:
-        """Do a part of the step whose shapes depend on what is known: the same name stands for the same shapes."""
-        work()
 
     def forward(self, inputs: Tensor) -> Output:
         """Run the network and put what it gives where the losses look for it."""

@@ -150,6 +150,11 @@ class Composition:
             draws |= mine
         return draws
 
+    @property
+    def acts_around_visits(self) -> bool:
+        """Whether a part does anything before or after a client's steps."""
+        return bool(self._begin or self._end)
+
     def begin(self, visit: Visit) -> None:
         for hook in self._begin:
             hook(visit)

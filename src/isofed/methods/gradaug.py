@@ -14,7 +14,7 @@ from torch.nn.functional import interpolate, kl_div
 from isofed.errors import UserError
 from isofed.methods.base import Draws, Method, Step, Visit
 from isofed.models.base import Network, statistics_kept
-from isofed.models.slim import check_slimmable, runs_at, slim_forward
+from isofed.models.slim import check_slimmable, runs_at, slim_channels, slim_forward
 from isofed.spec import number
 
 
@@ -77,7 +77,9 @@ class GradAug(Method):
             return
         widths, sizes = step.known("gradaug.width"), step.known("gradaug.size")
         for width, (high, wide) in zip(widths.tolist(), sizes.tolist(), strict=True):
-            step.piece(f"gradaug/{width}/{high}x{wide}", partial(self._sub, step, width, (high, wide)))
+            # Widths are drawn from a continuum, but few differ once channels are counted.
+            counts = "-".join(map(str, slim_channels(step.network, width, self.multiple)))
+            step.piece(f"gradaug/{counts}/{high}x{wide}", partial(self._sub, step, width, (high, wide)))
 
     def _sub(self, step: Step, width: float, size: tuple[int, int]) -> None:
         inputs = step.inputs

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -60,6 +61,16 @@ def slim_forward(network: Network, inputs: Tensor, width: float, multiple: int =
             network.head.forward = partial(_head, network.head)
         output: Output = network(inputs)
     return output
+
+
+def slim_channels(module: nn.Module, width: float, multiple: int = 8) -> tuple[int, ...]:
+    """What a width comes to in a module: two widths for which this is the same make the same sub-network."""
+    full = {m.out_channels if isinstance(m, nn.Conv2d) else m.out_features for m in module.modules() if _widens(m)}
+    return tuple(channels(count, width, multiple) for count in sorted(full))
+
+
+def _widens(layer: nn.Module) -> TypeGuard[nn.Conv2d | nn.Linear]:
+    return isinstance(layer, (nn.Conv2d, nn.Linear))
 
 
 def check_slimmable(module: nn.Module, who: str) -> None:

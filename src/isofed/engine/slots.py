@@ -1,0 +1,372 @@
+"""Many clients side by side on a GPU: several replicas, each with a stream and graphs of its own.
+
+One training step of a small network leaves most of a GPU idle. Here S replicas work through a round's clients, the
+longest first. A step is one launch of a captured graph (:mod:`isofed.engine.graphs`), so a single host thread keeps
+all streams fed; nothing is copied through the host between clients, and nobody waits: an outcome is handed on when
+the GPU has made it, on which the federation adds it to its exact sums on the device.
+
+What a client's visit computes does not depend on S, on who else trains at the same time, or on the order of arrival.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from isofed.engine.graphs import Graphs, Uncapturable
+from isofed.engine.plan import batch_sizes, steps_of
+from isofed.engine.replica import Job, Outcome, Replica, Score, all_pictures
+from isofed.engine.serial import States, failure
+from isofed.engine.step import Pictures, at_once
+from isofed.engine.world import World
+from isofed.errors import RunError
+from isofed.layout import Tensors
+from isofed.methods import Visit
+
+STRIDE = 8  # steps that are queued on a stream before the next stream's turn
+QUEUED = 4  # strides that may wait on a stream
+MOST = 32  # slots
+GAIN = 1.05  # how much faster twice the slots must be
+SHARE = 0.1  # of the run's expected time may be spent on making slots
+RECURS = 40  # steps of a size that a slot makes in a run from which on a graph of that size pays
+ROOM = 0.9  # of the free memory that slots may fill
+PAUSE = 2e-5  # seconds, when all streams are full
+
+_NO_MEMORY = (
+    "the GPU has not enough free memory to train a single client; "
+    "use a smaller batch_size or network, or precision=bf16"
+)
+
+
+class Slot:
+    """A replica with its stream, and the visit that it is at."""
+
+    def __init__(self, world: World, device: torch.device, pictures: dict[str, Pictures]) -> None:
+        self.stream = torch.cuda.Stream(device)
+        self.stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(self.stream):
+            self.replica = Replica(world, device, pictures)
+        self.graphs: Graphs | None = None
+        self._recurring: frozenset[int] = frozenset()
+        self._draws = world.settings.method.acts_around_visits  # and only there: a captured step draws nothing
+        self.job: Job | None = None
+        self._visit: Visit | None = None
+        self._marks: deque[torch.cuda.Event] = deque()
+        self._began = 0.0
+
+    def capture(self, sizes: frozenset[int]) -> None:
+        """From now on replay steps of these sizes."""
+        self._recurring = sizes
+        self.graphs = Graphs(self.replica.local, self._recurs)
+        self.replica.local.do = self.graphs.do
+
+    def warm(self) -> None:
+        """From now on capture work when it first comes."""
+        if self.graphs:
+            self.graphs.cold = False
+
+    def release(self) -> None:
+        """From now on do every step."""
+        self.graphs, self.replica.local.do = None, at_once
+
+    def _recurs(self, key: Hashable) -> bool:
+        if not isinstance(key, tuple):
+            return True
+        return key[2] == self.replica.run.at_once if key[0] == "score" else key[1] in self._recurring
+
+    def knows(self, sizes: Iterable[int]) -> bool:
+        """Whether a visit with batches of these sizes needs no new graph."""
+        graphs = self.graphs
+        return graphs is None or all(graphs.has(n) for n in sizes if n in self._recurring)
+
+    def begin(self, job: Job, weights: Tensor, sent: Tensors, state: Tensors | None) -> Visit:
+        """Queue the arrival of a client."""
+        self.job, self._began = job, time.perf_counter()
+        self.stream.wait_stream(torch.cuda.current_stream())  # where the state may have come from just now
+        for tensor in (state or {}).values():
+            if tensor.is_cuda:
+                tensor.record_stream(self.stream)
+        with torch.cuda.stream(self.stream), self._seeded(job, "visit"):
+            self._visit = self.replica.start(job, weights, sent, state)
+            if self.graphs:
+                self.graphs.arrived()
+        return self._visit
+
+    def advance(self) -> bool:
+        """Queue a few more steps; whether these were the last."""
+        assert self._visit is not None
+        local, visit = self.replica.local, self._visit
+        with torch.cuda.stream(self.stream):
+            for size in visit.sizes[local.step.position : local.step.position + STRIDE]:
+                local.take(size)
+            self._mark()
+        return local.step.position == visit.steps
+
+    def finish(self) -> Arriving:
+        """Queue the end of the visit, and be free for the next client."""
+        job, visit = self.job, self._visit
+        assert job is not None and visit is not None
+        with torch.cuda.stream(self.stream), self._seeded(job, "end"):
+            outcome = Arriving(self.replica.finish(job, visit), self._began)
+        self.leave()
+        return outcome
+
+    def eagerly(self, job: Job, weights: Tensor, sent: Tensors, state: Tensors | None) -> Outcome:
+        """A whole visit, step by step."""
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            return self.replica.visit(job, weights, sent, state)
+
+    def leave(self) -> None:
+        """Be free for another client."""
+        self.job = self._visit = None
+
+    def _seeded(self, job: Job, when: str) -> AbstractContextManager[None]:
+        return self.replica.seeded(job, when) if self._draws else nullcontext()
+
+    def _mark(self) -> None:
+        event = torch.cuda.Event()
+        event.record()
+        self._marks.append(event)
+
+    def has_room(self) -> bool:
+        """Whether more steps may be queued."""
+        while self._marks and self._marks[0].query():
+            self._marks.popleft()
+        return len(self._marks) < QUEUED
+
+    def again(self, size: int) -> None:
+        """The first step once more, to see how long it takes."""
+        local = self.replica.local
+        with torch.cuda.stream(self.stream):
+            local.step.position = 0
+            local.step.counter.zero_()
+            local.take(size)
+
+
+class Arriving:
+    """An outcome that the GPU is still working on."""
+
+    def __init__(self, outcome: Outcome, began: float) -> None:
+        self.outcome, self._began = outcome, began
+        outcome.found = outcome.found.to("cpu", non_blocking=True)
+        self._made = torch.cuda.Event()
+        self._made.record()
+
+    def here(self) -> bool:
+        return self._made.query()
+
+    def take(self) -> Outcome:
+        """The finished outcome, to be used on the present stream."""
+        outcome, stream = self.outcome, torch.cuda.current_stream()
+        outcome.settle()
+        outcome.seconds = time.perf_counter() - self._began
+        tensors = [outcome.update, outcome.statistics, *outcome.mean.values(), *outcome.sum.values()]
+        for tensor in [*tensors, *outcome.state.values(), *([] if outcome.model is None else [outcome.model])]:
+            if tensor.is_cuda:
+                tensor.record_stream(stream)  # it was made on the slot's, which may not take its memory back before
+        return outcome
+
+
+class Slots:
+    """The executor for a GPU."""
+
+    def __init__(self, world: World, device: torch.device, note: Callable[[str], None] = lambda text: None) -> None:
+        self.world, self.device, self._note = world, device, note
+        self._pictures = all_pictures(world, device)
+        samples = [len(c) for c in world.clients]
+        self._steps = {n: steps_of(n, world.settings) for n in set(samples)}
+        self._sizes = {n: batch_sizes(n, world.settings) for n in set(samples)}
+        self._longest = max(range(len(samples)), key=lambda c: (self._steps[samples[c]], -c))
+        self.slots: list[Slot] = []
+        self._ready = False
+
+    def train(self, jobs: Sequence[Job], weights: Tensor, sent: Tensors, states: States) -> Iterator[Outcome]:
+        if not self._ready and jobs:
+            self._make_slots(replace(jobs[0], client=self._longest), weights, sent)
+        waiting = sorted(jobs, key=lambda job: (-self._steps[self._samples(job)], job.client))
+        arriving: list[Arriving] = []
+        try:
+            while waiting or arriving or any(slot.job for slot in self.slots):
+                moved = False
+                for slot in list(self.slots):
+                    if not slot.has_room() or not (slot.job or waiting):
+                        continue
+                    moved = True
+                    job = slot.job or waiting.pop(self._next_for(slot, waiting))
+                    try:
+                        if slot.graphs is None:
+                            yield slot.eagerly(job, weights, sent, states(job.client))
+                            continue
+                        if slot.job is None:
+                            slot.begin(job, weights, sent, states(job.client))
+                        if slot.advance():
+                            arriving.append(slot.finish())
+                    except torch.cuda.OutOfMemoryError:
+                        waiting.insert(0, job)
+                        self._lower(slot)
+                    except Uncapturable as error:
+                        others = [s.job for s in self.slots if s is not slot and s.job]
+                        waiting[:0] = [job, *others]
+                        self._give_up(slot, error)
+                    except Exception as error:
+                        slot.leave()
+                        yield Outcome(job.client, problem=failure(error))
+                for done in [a for a in arriving if a.here()]:
+                    arriving.remove(done)
+                    moved = True
+                    yield done.take()
+                if not moved:
+                    time.sleep(PAUSE)
+        finally:
+            for slot in self.slots:
+                slot.leave()
+            torch.cuda.synchronize(self.device)
+
+    def score(self, part: str, index: np.ndarray, weights: Tensor, state: Tensors | None = None) -> Score:
+        with self._first() as replica:
+            replica.load(weights, state)
+            return replica.score(part, index)
+
+    def answer(
+        self, exchange: str, jobs: Sequence[Job], weights: Tensor, sent: Tensors, states: States
+    ) -> Iterator[Tensors]:
+        for job in jobs:
+            try:
+                with self._first() as replica:
+                    answer = replica.answer(exchange, job, weights, sent, states(job.client))
+            except Exception as error:
+                raise RunError(f"client {job.client} has no answer to '{exchange}': it {failure(error)}") from error
+            yield answer
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self.slots.clear()
+        self._pictures.clear()
+        torch.cuda.empty_cache()
+
+    @contextmanager
+    def _first(self) -> Iterator[Replica]:
+        """A replica that is free, on its stream."""
+        if not self.slots:
+            self.slots.append(Slot(self.world, self.device, self._pictures))
+        slot, here = self.slots[0], torch.cuda.current_stream(self.device)
+        slot.stream.wait_stream(here)
+        with torch.cuda.stream(slot.stream):
+            yield slot.replica
+        here.wait_stream(slot.stream)
+
+    def _samples(self, job: Job) -> int:
+        return len(self.world.clients[job.client])
+
+    def _next_for(self, slot: Slot, waiting: list[Job]) -> int:
+        """The longest visit; of the next few rather one for whose batch sizes this slot has its graphs already."""
+        few = waiting[: len(self.slots)]
+        return next((i for i, job in enumerate(few) if slot.knows(self._sizes[self._samples(job)])), 0)
+
+    def _lower(self, slot: Slot) -> None:
+        """Give up a slot for which there is no memory."""
+        slot.leave()
+        if len(self.slots) == 1:
+            raise RunError(_NO_MEMORY)
+        torch.cuda.synchronize(self.device)
+        self.slots.remove(slot)
+        slot.release()
+        del slot.replica
+        torch.cuda.empty_cache()
+        self._note(f"the GPU ran out of memory: going on with {_slots(len(self.slots))}")
+
+    def _give_up(self, slot: Slot, error: Uncapturable) -> None:
+        """Go on without graphs: one replica, since what is not captured may draw from generators that all share."""
+        torch.cuda.synchronize(self.device)
+        self._note(f"a step of '{self.world.settings.method}' cannot be captured ({error}), so it runs eagerly")
+        for other in self.slots:
+            other.leave()
+        slot.release()
+        self.slots = [slot]
+
+    def _make_slots(self, job: Job, weights: Tensor, sent: Tensors) -> None:
+        """Make as many slots as pay: twice as many again, while that is faster and there is memory."""
+        self._ready, self.slots = True, []
+        settings = self.world.settings
+        visits = max(1, int(len(self.world.clients) * settings.participation + 1e-9))
+        most = min(settings.slots or MOST, visits)
+        steps = settings.rounds * visits * np.mean([self._steps[len(c)] for c in self.world.clients])
+        began, before, speed = time.perf_counter(), self._free(), 0.0
+        while self._add(job, weights, sent, most) and len(self.slots) < most:
+            if len(self.slots) == 1:
+                size, cost = before - self._free(), time.perf_counter() - began
+            if settings.slots is None and len(self.slots).bit_count() == 1:
+                faster = self._speed()
+                more = len(self.slots)
+                if faster < GAIN * speed or more * cost > SHARE * steps / faster:
+                    break
+                if ROOM * self._free() < more * size:
+                    break
+                speed = faster
+
+    def _add(self, job: Job, weights: Tensor, sent: Tensors, most: int) -> bool:
+        """Make a slot and capture its step; whether another one may be tried."""
+        slot: Slot | None = None
+        try:
+            slot = Slot(self.world, self.device, self._pictures)
+            slot.capture(self._recurring(most))
+            visit = slot.begin(job, weights, sent, None)
+            if visit.sizes:
+                slot.again(visit.sizes[0])  # is done, so that libraries set themselves up
+                slot.again(visit.sizes[0])  # is captured
+            slot.stream.synchronize()
+            slot.warm()
+            slot.leave()
+        except Uncapturable as error:
+            assert slot is not None
+            self._give_up(slot, error)
+            return False
+        except torch.cuda.OutOfMemoryError:
+            slot = None
+            torch.cuda.empty_cache()
+            if not self.slots:
+                raise RunError(_NO_MEMORY) from None
+            if self.world.settings.slots is not None:
+                self._note(f"the GPU has memory for {_slots(len(self.slots))} only")
+            return False
+        self.slots.append(slot)
+        torch.cuda.empty_cache()  # of what the first step took
+        return True
+
+    def _speed(self) -> float:
+        """Steps a second of all slots together, from a short measurement."""
+        size = self.world.settings.batch_size
+        rate = 0.0
+        for steps in (2, 24):
+            torch.cuda.synchronize(self.device)
+            began = time.perf_counter()
+            for _ in range(steps):
+                for slot in self.slots:
+                    slot.again(size)
+            torch.cuda.synchronize(self.device)
+            rate = steps * len(self.slots) / (time.perf_counter() - began)
+        return rate
+
+    def _recurring(self, slots: int) -> frozenset[int]:
+        """The batch sizes that come often enough to be captured in each slot."""
+        s, found = self.world.settings, Counter[int]()
+        for samples in map(len, self.world.clients):
+            found.update(self._sizes[samples])
+        often = {n for n, times in found.items() if times * s.rounds * s.participation / slots >= RECURS}
+        return frozenset(often | {max(found, key=lambda n: (found[n], n), default=s.batch_size)})
+
+    def _free(self) -> int:
+        torch.cuda.synchronize(self.device)
+        return torch.cuda.mem_get_info(self.device)[0]
+
+
+def _slots(count: int) -> str:
+    return "one slot" if count == 1 else f"{count} slots"
