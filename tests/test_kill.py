@@ -44,6 +44,7 @@ QUICK = (
 KINDS = {
     "stateless": ("method=fedavg", "executor=serial"),
     "client state": ("method=scaffold", "executor=serial"),
+    "client state on file": ("method=scaffold", "executor=serial", "clients=20", "participation=0.1"),
     "persistent momentum": ("method=fedavgm", "persistent_momentum=true", "lr=0.002", "executor=serial"),
     "workers": ("method=scaffold", "executor=workers", "workers=1"),
 }
@@ -261,7 +262,7 @@ def stopped(whole: Path, run: Path) -> list[Path]:
     shutil.copytree(whole, run)
     (run / "result.json").unlink()
     (run / "model.safetensors").unlink()
-    found = sorted((run / "checkpoints").iterdir())
+    found = sorted((run / "checkpoints").glob("*.safetensors"))
     assert len(found) == 2
     return found
 

@@ -152,6 +152,8 @@ def test_tensors_and_info_come_back(tmp_path):
         "row": base[1],
         "transposed": torch.arange(6).reshape(2, 3).t(),
         "strided": torch.arange(10)[::3],
+        "one of a stride": torch.arange(10)[::3][:1],
+        "none of a stride": torch.from_numpy(np.zeros((0, 4), np.int64)),
         "channels_last": base.to(memory_format=torch.channels_last),
         "expanded": torch.ones(1).expand(5),
         "scalar": torch.tensor(2.5),

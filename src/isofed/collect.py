@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,11 +14,21 @@ from isofed.engine.replica import Job, Outcome
 from isofed.engine.world import World
 from isofed.layout import Layout, Policy, Tensors
 
+_COUNTS = ("clients", "_steps", "_samples", "_skipped", "_up")
+
+
+@dataclass(frozen=True)
+class Partial:
+    """News of several clients at once, from where they are trained."""
+
+    answered: int  # clients that have come back; fewer than none where their results were lost and they train again
+    content: dict[str, Any] | None = None  # of a :class:`Collected` over there
+
 
 class Collected:
     """The answers of a round's clients."""
 
-    def __init__(self, world: World, layout: Layout, jobs: list[Job]) -> None:
+    def __init__(self, world: World, layout: Layout, jobs: Sequence[Job]) -> None:
         self._world, self._layout, self._asked = world, layout, jobs
         self._gathers = world.settings.method.gathers
         self._expected = sum(self._world.weight(j.client) for j in jobs) or 1.0
@@ -29,10 +40,28 @@ class Collected:
         self.models: dict[int, Tensor] = {}
         self._updates: dict[int, Tensor] = {}
         self._loss = ExactSum(self._expected)
+        self.events: list[dict[str, Any]] = []  # what went wrong at single clients
+        self.answered = 0
         self.clients = self._steps = self._samples = self._skipped = 0
         self._up = 0
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, news: Outcome | Partial) -> None:
+        """Take what comes back from a client, or from several that were collected elsewhere."""
+        if isinstance(news, Outcome):
+            self.answered += 1
+            if news.problem:
+                self._event(news.client, news.problem)
+            else:
+                self._count(news)
+        else:
+            self.answered += news.answered
+            if news.content is not None:
+                self.merge(news.content)
+
+    def _event(self, client: int, event: str) -> None:
+        self.events.append({"client": client, "event": event})
+
+    def _count(self, outcome: Outcome) -> None:
         weight = self._world.weight(outcome.client)
         if self._gathers:
             self._updates[outcome.client] = outcome.update
@@ -49,11 +78,42 @@ class Collected:
         self.states[outcome.client] = outcome.state
         if outcome.steps:
             self._loss.add(torch.tensor([outcome.loss]), weight)
+        else:
+            why = "less than one batch" if self._world.settings.last_batch == "drop" else "a single sample"
+            self._event(outcome.client, f"took no step: it has {why}")
         self.clients += 1
         self._steps += outcome.steps
         self._samples += outcome.samples
         self._skipped += outcome.skipped
         self._up += 4 * self._layout.count(Policy.SHARED) + self._size(outcome.mean) + self._size(outcome.sum)
+
+    def content(self) -> dict[str, Any]:
+        """Everything collected so far, as plain values and tensors that can travel."""
+        return {
+            "sums": [{k: made.parts() for k, made in group.items() if made.weight} for group, _ in self._groups()],
+            "counts": [getattr(self, name) for name in _COUNTS],
+            "by client": self._by_client(),
+            "events": self.events,
+        }
+
+    def merge(self, content: dict[str, Any]) -> None:
+        """Take over what was collected from other clients of the same round."""
+        for (mine, expected), theirs in zip(self._groups(), content["sums"], strict=True):
+            for key, parts in theirs.items():
+                mine.setdefault(key, ExactSum(expected)).merge(parts)
+        for name, count in zip(_COUNTS, content["counts"], strict=True):
+            setattr(self, name, getattr(self, name) + count)
+        for known, new in zip(self._by_client(), content["by client"], strict=True):
+            known.update(new)
+        self.events += content["events"]
+
+    def _groups(self) -> list[tuple[dict[str, ExactSum], float]]:
+        """All sums, with the weights that each expects."""
+        own = {"update": self._mean, "statistics": self.statistics, "loss": self._loss}
+        return [(own, self._expected), (self.means, self._expected), (self.sums, len(self._asked))]
+
+    def _by_client(self) -> list[dict[int, Any]]:
+        return [self.states, self.models, self._updates]
 
     def update(self) -> Tensor:
         """The combined update, by the weighted mean or by the method that owns the combination."""

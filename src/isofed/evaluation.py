@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -35,12 +36,13 @@ class Judge:
     def _train_loss(self, weights: Tensor, states: States) -> float:
         """The loss on all training samples; where clients have models of their own, of each on its own samples."""
         if self._own_models:
-            own = [self.executor.score("train", self.world.clients[c], weights, states(c)) for c in self._chosen()]
+            own = [self.executor.score("train", self.world.clients[c], weights, states(c)) for c in self._chosen]
             train = sum(own[1:], own[0])
         else:
             train = self.executor.score("train", np.arange(len(self.world.parts["train"])), weights)
         return train.loss / int(train.seen.sum())
 
+    @cached_property
     def _chosen(self) -> list[int]:
         """The clients whose own models are judged: all that have data, or an even selection of many."""
         clients = [c for c, samples in enumerate(self.world.clients) if len(samples)]
@@ -57,7 +59,7 @@ class Judge:
 
     def _own(self, part: str, weights: Tensor, states: States) -> dict[str, Any]:
         """Each client's own model, on its own domain where it has one, otherwise on the whole part; then the mean."""
-        chosen = self._chosen()
+        chosen = self._chosen
         scores = [self.executor.score(part, self.world.tests_of(c, part), weights, states(c)) for c in chosen]
         line = _summary(sum(scores[1:], scores[0]))
         own = {str(c): _accuracy(s) for c, s in zip(chosen, scores, strict=True) if s.seen.any()}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -30,6 +30,10 @@ from isofed.methods import Final, Method, Round
 from isofed.progress import Watcher
 from isofed.records import RunFolder, environment
 from isofed.result import Result, rounds_to
+from isofed.store import Remembered
+
+if TYPE_CHECKING:
+    from isofed.engine.ray_actors import Cluster
 
 CHECKPOINT_SHARE = 0.05  # at most this part of the time goes into checkpoints
 
@@ -41,7 +45,7 @@ class State:
     round: int
     weights: Tensor  # the server's, whole layout
     server: Tensors
-    clients: dict[int, Tensors]  # what the clients visited so far remember
+    clients: Remembered  # what the clients visited so far remember
 
 
 class Federation:
@@ -66,7 +70,7 @@ class Federation:
         *,
         out: str | Path | None = None,
         dataset: Dataset | None = None,
-        pool: Pool | None = None,
+        pool: Pool | Cluster | None = None,
         **settings: Any,
     ) -> None:
         if dataset is not None and "data" not in settings:
@@ -77,10 +81,10 @@ class Federation:
 
     @classmethod
     def resume(
-        cls, path: str | Path, *, dataset: Dataset | None = None, pool: Pool | None = None, **changes: Any
+        cls, path: str | Path, *, dataset: Dataset | None = None, pool: Pool | Cluster | None = None, **changes: Any
     ) -> Federation:
         """Take up a run where its folder ends. Only how it is computed may change: executor, workers, device."""
-        allowed = {"executor", "workers", "device"}
+        allowed = {"actors", "executor", "workers", "device"}
         if set(changes) - allowed:
             key = sorted(set(changes) - allowed)[0]
             raise UserError(f"'{key}' cannot change when a run is resumed, only {', '.join(sorted(allowed))} can")
@@ -93,7 +97,7 @@ class Federation:
             raise UserError(f"the data of the run {path} have changed since it was started, so it cannot go on")
         return run
 
-    def _prepare(self, settings: Settings, dataset: Dataset | None, pool: Pool | None) -> None:
+    def _prepare(self, settings: Settings, dataset: Dataset | None, pool: Pool | Cluster | None) -> None:
         self.settings = settings
         self.device = device_of(settings.device)
         self.world = World.create(settings, dataset)
@@ -102,7 +106,8 @@ class Federation:
         self.layout = Layout.of(network, settings.method.share(network))
         context = self.world.context(self.layout, self.device)
         weights = self.layout.pack(network, self.device)
-        self.state = State(0, weights, settings.method.server_state(context), {})
+        nothing = Remembered.nothing(len(self.world.clients), device=self.device)
+        self.state = State(0, weights, settings.method.server_state(context), nothing)
         self.history: list[dict[str, Any]] = []
         self.notes: list[str] = []
         self._saved, self._save_cost, self._save_time = 0, 0.0, 0.0
@@ -120,7 +125,8 @@ class Federation:
                 return Result.from_dict(done, self.folder.metrics(), self.folder.path, self.folder.model())
             self._take_up(watch)
             watch.start(self)
-            with executor_for(self.world, self.device, self._pool) as executor, exact_arithmetic(self.settings):
+            making = executor_for(self.world, self.device, self._pool, lambda text: self._note(text, watch))
+            with exact_arithmetic(self.settings), making as executor:
                 judge = Judge(self.world, executor)
                 try:
                     while self.round < self.settings.rounds and not self._reached():
@@ -139,7 +145,10 @@ class Federation:
             return
         checkpoint = self.folder.latest()
         self.folder.rewind(checkpoint.round if checkpoint else 0)
+        place = len(self.world.clients), self.folder.states, self.device
         if checkpoint is None:
+            if not self.round:
+                self.state = replace(self.state, clients=Remembered.nothing(*place))
             return
         if checkpoint.note:
             self._note(checkpoint.note, watch)
@@ -148,19 +157,14 @@ class Federation:
         changed = [k for k in ("isofed", "torch", "numpy") if made_with.get(k) != here[k]]
         if changed:
             self._note(f"resumed with another {', '.join(changed)}: the last bits of the result may differ", watch)
-        tensors = {k: v.to(self.device) for k, v in checkpoint.tensors.items()}
-        if tensors["weights"].shape != self.state.weights.shape:
+        saved = checkpoint.tensors
+        if "clients/table" not in saved:
+            raise RunError(f"the checkpoint in {self.folder.path} is of an older version of isofed; start a new run")
+        if saved["weights"].shape != self.state.weights.shape:
             raise RunError(f"the checkpoint in {self.folder.path} belongs to another network; start a new run")
-        server: Tensors = {}
-        clients: dict[int, Tensors] = {client: {} for client in checkpoint.info["visited"]}
-        for key, value in tensors.items():
-            kind, _, rest = key.partition("/")
-            if kind == "server":
-                server[rest] = value
-            elif kind == "client":
-                client, _, name = rest.partition("/")
-                clients[int(client)][name] = value
-        self.state = State(checkpoint.round, tensors["weights"], server, clients)
+        server = {k: v.to(self.device) for k, v in under("server/", saved).items()}
+        clients = Remembered.restored(under("clients/", saved), *place)
+        self.state = State(checkpoint.round, saved["weights"].to(self.device), server, clients)
         self._saved, self.history = checkpoint.round, self.folder.metrics()
 
     def _one_round(self, executor: Executor, judge: Judge, watch: Watcher) -> None:
@@ -168,20 +172,18 @@ class Federation:
         began = time.perf_counter()
         jobs, events = self._sample(number)
         sent = s.method.send(before.server)
-        collected = Collected(self.world, self.layout, jobs)
-        for done, outcome in enumerate(executor.train(jobs, before.weights, sent, before.clients.get), 1):
-            if outcome.problem:
-                events.append({"client": outcome.client, "event": outcome.problem})
-            else:
-                collected.add(outcome)
-                if not outcome.steps:
-                    why = "less than one batch" if s.last_batch == "drop" else "a single sample"
-                    events.append({"client": outcome.client, "event": f"took no step: it has {why}"})
-            watch.client(done, len(jobs))
+        collected, remembered = Collected(self.world, self.layout, jobs), before.clients.copy()
+        for news in executor.train(jobs, before.weights, sent, before.clients.get):
+            collected.add(news)
+            if collected.events:
+                before.clients.check()
+            remembered.take(collected.states)
+            watch.client(collected.answered, len(jobs))
+        events += sorted(collected.events, key=lambda event: event["client"])
         if not collected.clients:
             why = f": client {events[0]['client']} {events[0]['event']}" if events else ""
             raise RunError(f"round {number} has no client left to average{why}.{self._kept()}")
-        after = self._aggregate(number, collected)
+        after = self._aggregate(number, collected, remembered)
         line: dict[str, Any] = {"round": number, "lr": lr_at(s, number), **collected.line(sent, before.clients)}
         line["seconds"] = time.perf_counter() - began
         if number % s.evaluate_every == 0 or number == s.rounds:
@@ -210,7 +212,7 @@ class Federation:
         ]
         return jobs, events
 
-    def _aggregate(self, number: int, collected: Collected) -> State:
+    def _aggregate(self, number: int, collected: Collected, remembered: Remembered) -> State:
         """Combine the answers and let the methods' server step act; the present state stays as it is."""
         part, before = self.layout.shared_trained, self.state
         round = Round(
@@ -222,7 +224,7 @@ class Federation:
             {k: v.clone() for k, v in before.server.items()},
             collected.clients,
             len(self.world.clients),
-            float(self.world.fractions()[sorted(collected.states)].sum()),
+            float(self.world.fractions()[sorted(remembered.taken)].sum()),
         )
         self.settings.method.aggregate(round)
         weights = before.weights.clone()
@@ -234,7 +236,7 @@ class Federation:
                 f"the server step of round {number} gave NaN or numbers out of range; "
                 f"use a smaller learning rate.{self._kept()}"
             )
-        return State(number, weights, round.server, before.clients | collected.states)
+        return State(number, weights, round.server, remembered)
 
     def _kept(self) -> str:
         if not self.folder or not self.round:
@@ -273,9 +275,9 @@ class Federation:
         if self.folder is None or self._saved == state.round or (early and not force):
             return
         tensors = {"weights": state.weights} | {f"server/{k}": v for k, v in state.server.items()}
-        for client, remembered in state.clients.items():
-            tensors |= {f"client/{client}/{k}": v for k, v in remembered.items()}
-        self.folder.checkpoint(state.round, tensors, {"visited": sorted(state.clients)})
+        with state.clients.saving() as index:
+            tensors |= {f"clients/{k}": v for k, v in index.items()}
+            self.folder.checkpoint(state.round, tensors, {})
         self._saved, self._save_time = state.round, time.monotonic()
         self._save_cost = self._save_time - now
 
@@ -313,7 +315,9 @@ class Federation:
         """The tensors that stayed with the clients, named ``client/3/stages.stage1.1.weight``."""
         trained, statistics = self.layout.home_trained, self.layout.home_statistics
         named: Tensors = {}
-        for client, state in sorted(self.state.clients.items()):
+        if not self.layout.count(Policy.HOME):
+            return named
+        for client, state in self.state.clients.items():
             if "isofed.home" in state:
                 pieces = state["isofed.home"].split([part.stop - part.start for part in (trained, statistics)])
                 views = self.layout.views(pieces[0], trained) | self.layout.views(pieces[1], statistics)
@@ -351,6 +355,11 @@ class Federation:
         self.layout.bind(network, model)
         rng = generator(self.settings.seed, f"finish/{exchange}")
         return Final(self.layout.views(model), network, len(self.world.dataset.classes), rng)
+
+
+def under(prefix: str, tensors: Tensors) -> Tensors:
+    """Those whose names start like this, without it."""
+    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
 
 
 def check_files(folder: RunFolder, settings: Settings) -> None:

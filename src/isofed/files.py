@@ -150,13 +150,21 @@ def load_tensors(path: Path | str) -> tuple[Tensors, dict[str, Any]]:
     return {name: view.clone() for name, view in views.items()}, info
 
 
+def raw(tensor: torch.Tensor) -> memoryview:
+    """A tensor's bytes in order; no copy, if it lies like that in the host's memory."""
+    flat = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
+    if flat.stride() != (1,):  # where there is one number, or none, any stride counts as contiguous
+        flat = torch.empty(flat.shape, dtype=flat.dtype).copy_(flat)
+    return flat.view(torch.uint8).numpy().data
+
+
 def _checksum(tensors: Tensors, text: str) -> str:
     """SHA-256 over the info's text and over names, dtypes, shapes and raw bytes in the order of the names."""
     digest = hashlib.sha256(text.encode())
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        digest.update(raw(tensor))
     return digest.hexdigest()
 
 

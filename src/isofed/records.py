@@ -5,13 +5,14 @@
     config.yaml                                     the resolved configuration
     environment.json                                versions, device and data the run was made with
     metrics.jsonl                                   one JSON line per round
-    checkpoints/round-000012.safetensors            the last two states to go on from
+    checkpoints/round-000012.safetensors            the last two states to go on from,
+    checkpoints/clients.bin                         and what the clients remember in them
     kept/round-000010.safetensors                   models kept for later study,
     kept/round-000010-client-000003.safetensors     and those of single clients
     model.safetensors, result.json                  written at the end
 
-A run can be killed at any moment: every file but ``metrics.jsonl`` is replaced as a whole, and a half-written
-last line there is left out.
+A run can be killed at any moment: every file is replaced as a whole, but for two. A half-written last line of
+``metrics.jsonl`` is left out, and ``clients.bin`` is only written where no checkpoint needs what is there.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ __all__ = [
 
 CONFIG, ENVIRONMENT, METRICS = "config.yaml", "environment.json", "metrics.jsonl"
 MODEL, RESULT, CHECKPOINTS, KEPT, LOCK = "model.safetensors", "result.json", "checkpoints", "kept", ".lock"
+STATES = "clients.bin"
 
 
 def environment(device: str, fingerprint: str) -> dict[str, str]:
@@ -154,6 +156,11 @@ class RunFolder:
     def environment(self) -> dict[str, Any]:
         """What the run was made with, as :func:`environment` gave it."""
         return self._read_json(ENVIRONMENT)
+
+    @property
+    def states(self) -> Path:
+        """The file with what the clients remember; see :mod:`isofed.store`."""
+        return self.path / CHECKPOINTS / STATES
 
     @contextmanager
     def lock(self) -> Iterator[None]:

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isofed.engine.exact import LIMIT, ExactSum, fits
+from isofed.engine.exact import CARRY, LIMIT, ExactSum, fits
 
 QUICK = settings(max_examples=60, deadline=None)
 GRID = 2.0**-58  # to which each scaled term is rounded
@@ -123,6 +123,87 @@ def test_the_terms_are_not_changed() -> None:
     made.add(value)
     assert value.tolist() == [1.5, 2.5]
     assert made.sum().tolist() == [6.0, 10.0]
+
+
+@QUICK
+@given(
+    seed=st.integers(0, 2**32),
+    count=st.integers(1, 40),
+    low=st.floats(-60, 24),
+    span=st.floats(0, 90),
+    groups=st.integers(1, 8),
+)
+def test_any_division_into_parts_gives_the_same_bits(
+    seed: int, count: int, low: float, span: float, groups: int
+) -> None:
+    values = drawn(seed, count, 64, low, min(low + span, math.log2(LIMIT) - 0.1))
+    rng = np.random.default_rng(seed + 1)
+    weights = [float(n) for n in rng.integers(1, 5000, count)]
+    whole = total(values, weights)
+    for _ in range(3):
+        made = [ExactSum(sum(weights)) for _ in range(groups)]
+        for i in rng.permutation(count):
+            made[rng.integers(groups)].add(values[i], weights[i])
+        full = [part for part in made if part.weight]
+        order = rng.permutation(len(full))
+        first = full[order[0]]  # which goes on with what the others have, some of them by way of another
+        for i in order[1:]:
+            between = ExactSum(sum(weights))
+            between.merge(full[i].parts())
+            first.merge(between.parts() if rng.integers(2) else full[i].parts())
+        assert torch.equal(first.sum(), whole.sum())
+        assert torch.equal(first.mean(), whole.mean())
+        assert first.weight == whole.weight
+
+
+def test_merged_sums_are_those_of_the_rounded_fractions() -> None:
+    values = drawn(5, 30, 8, -40, 20)
+    weights = [float(n) for n in np.random.default_rng(5).integers(1, 900, 30)]
+    scale = Fraction(2) ** -math.ceil(math.log2(sum(weights)))
+    merged = ExactSum(sum(weights))
+    for k in range(7):
+        merged.merge(total(values[k::7], weights[k::7], sum(weights)).parts())
+    for i, found in enumerate(merged.sum().tolist()):
+        # float64 rounds the product; what is left is a whole number of grid steps, and sums of these are exact.
+        terms = [Fraction(float(v[i]) * (w * float(scale))) for v, w in zip(values, weights, strict=True)]
+        exact = sum((Fraction(round(t / Fraction(GRID))) for t in terms), Fraction(0)) * Fraction(GRID)
+        assert found == float(exact) / float(scale)
+
+
+def test_a_million_clients_in_parts_stay_in_range() -> None:
+    # The largest rests that there are, all of one sign: 2^-21 in units of 2^-58 each, far more of them than a float64
+    # could add up by itself. Parts are merged until the sum that takes them has carried, too.
+    expected, count = 2.0**24, 2 * CARRY + 5
+    value = torch.tensor([(2.0**-21 - 2.0**-58) * expected], dtype=torch.float64)
+    part = total([value] * 200, [1.0] * 200, expected)
+    wanted = 200 * Fraction(2.0**-21 - 2.0**-58)
+    parts = part.parts()
+    assert abs(float(parts.fine)) <= 2.0**-21
+    assert Fraction(float(parts.coarse)) + Fraction(float(parts.fine)) == wanted
+    made = ExactSum(expected)
+    for n in range(count):
+        made.merge(parts)
+        if n % 5000 == 0 or n > count - 3:
+            rest = made.parts()
+            assert Fraction(float(rest.coarse)) + Fraction(float(rest.fine)) == (n + 1) * wanted
+    assert made.weight == 200 * count < expected
+
+
+def test_a_part_is_left_as_it_is() -> None:
+    part, made = total([torch.tensor([1.5, 2.5])], [3.0], 8), ExactSum(8)
+    parts = part.parts()
+    made.merge(parts)
+    made.add(torch.tensor([1.0, 1.0]), 2.0)
+    assert part.sum().tolist() == [4.5, 7.5] and ((parts.coarse + parts.fine) * 8).tolist() == [4.5, 7.5]
+    part.add(torch.tensor([1.0, 1.0]))
+    assert made.sum().tolist() == [6.5, 9.5] and made.weight == 5
+
+
+def test_sums_of_different_scales_are_not_merged() -> None:
+    with pytest.raises(ValueError, match="different scales"):
+        ExactSum(8).merge(total([torch.ones(2)], [1.0], 4).parts())
+    with pytest.raises(ValueError, match="sum of nothing"):
+        ExactSum(8).parts()
 
 
 def test_the_sum_of_nothing_is_an_error() -> None:

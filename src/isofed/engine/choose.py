@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -17,12 +18,15 @@ from isofed.engine.world import World
 from isofed.errors import UserError
 from isofed.methods.compose import portable
 
+if TYPE_CHECKING:
+    from isofed.engine.ray_actors import Cluster
+
 WORTH_WORKERS = 5000  # local steps in a run from which on starting worker processes pays
 
 
 @contextmanager
 def executor_for(
-    world: World, device: torch.device, shared: Pool | None, note: Callable[[str], None] = lambda text: None
+    world: World, device: torch.device, shared: Pool | Cluster | None, note: Callable[[str], None] = lambda text: None
 ) -> Iterator[Executor]:
     """The executor that the settings ask for.
 
@@ -51,14 +55,21 @@ def executor_for(
             f"the method '{s.method}' is a class of this session, which a worker process cannot import; "
             "put it into a file and name it as file.py:Class, or use executor=serial"
         )
-    pool = shared or Pool(min(s.workers or available_cores(), len(world.clients)))
+    if kind == "ray":
+        from isofed.engine.ray_actors import Cluster, RayActors
+
+        cluster = shared if isinstance(shared, Cluster) else None
+        with closing(RayActors(world, device, s.actors, cluster, note)) as actors:
+            yield actors
+        return
+    pool = shared if isinstance(shared, Pool) else Pool(min(s.workers or available_cores(), len(world.clients)))
     try:
         yield Workers(world, pool)
     except KeyboardInterrupt:
         pool.kill()  # nobody waits for the visits that are under way
         raise
     finally:
-        if shared is None:
+        if pool is not shared:
             pool.close()
 
 

@@ -5,11 +5,17 @@ into a multiple of 2^-20 and a rest, at most 2^-21, rounded to a multiple of 2^-
 power of two without any rounding as long as the sums stay below 2^53 of them, so every order gives the same bits; the
 rounding to 2^-58 is far below that of the float32 weights themselves. What could leave the range is refused
 (:func:`fits`), never summed wrongly.
+
+Sums of the same scale can be summed again (:meth:`ExactSum.merge`), so clients may be added up where they were trained.
+A part that arrives is a multiple of the same two powers, and its rest is at most 2^-21, so for the range of the fine
+sum it is one more term: at most 2^15 of them, and what was left of those before, are below 2^-5, or 2^53 units of
+2^-58. The coarse sum differs from the whole sum, which no division into parts changes, by the fine one only.
 """
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +24,15 @@ LIMIT = 2.0**31  # of a single value: the coarse sum, of weights that add up to 
 CARRY = 2**15  # terms after which the fine sum, at most 2^-21 each, is brought back to one such term
 _COARSE = 1.5 * 2.0**32  # adding and subtracting it rounds to a multiple of 2^-20
 _FINE = 1.5 * 2.0**-6  # the same for 2^-58
+
+
+class Parts(NamedTuple):
+    """An exact sum as it travels."""
+
+    scale: float
+    coarse: Tensor  # multiples of 2^-20
+    fine: Tensor  # multiples of 2^-58, at most 2^-21
+    weight: float
 
 
 class ExactSum:
@@ -39,6 +54,21 @@ class ExactSum:
         term = value.double() * (weight * self._scale)
         coarse = (term + _COARSE).sub_(_COARSE)
         fine = term.sub_(coarse).add_(_FINE).sub_(_FINE)
+        self._take(coarse, fine, weight)
+
+    def parts(self) -> Parts:
+        """What :meth:`merge` takes; this sum can go on."""
+        coarse, fine = self._known()
+        carried = _carry(fine)
+        return Parts(self._scale, coarse + carried, fine - carried, self.weight)
+
+    def merge(self, parts: Parts) -> None:
+        """Add another sum, whose weights are expected in this one: the same bits as if its terms came one by one."""
+        if parts.scale != self._scale:
+            raise ValueError("sums of different scales cannot be merged")
+        self._take(parts.coarse.clone(), parts.fine.clone(), parts.weight)
+
+    def _take(self, coarse: Tensor, fine: Tensor, weight: float) -> None:
         if self._coarse is None or self._fine is None:
             self._coarse, self._fine = coarse, fine
         else:
@@ -47,17 +77,26 @@ class ExactSum:
         self.weight += weight
         self._terms += 1
         if self._terms % CARRY == 0:
-            carried = (self._fine + _COARSE).sub_(_COARSE)
+            carried = _carry(self._fine)
             self._coarse.add_(carried)
             self._fine.sub_(carried)
 
-    def sum(self) -> Tensor:
+    def _known(self) -> tuple[Tensor, Tensor]:
         if self._coarse is None or self._fine is None:
             raise ValueError("the sum of nothing")
-        return (self._coarse + self._fine) / self._scale
+        return self._coarse, self._fine
+
+    def sum(self) -> Tensor:
+        coarse, fine = self._known()
+        return (coarse + fine) / self._scale
 
     def mean(self) -> Tensor:
         return self.sum() / self.weight
+
+
+def _carry(fine: Tensor) -> Tensor:
+    """What of a fine sum belongs into the coarse one."""
+    return (fine + _COARSE).sub_(_COARSE)
 
 
 def fits(*values: Tensor) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -14,6 +14,9 @@ from isofed.engine.world import World
 from isofed.errors import RunError
 from isofed.layout import Tensors
 
+if TYPE_CHECKING:
+    from isofed.collect import Partial
+
 __all__ = ["Executor", "Serial", "States", "chunks", "failure"]
 
 States = Callable[[int], Tensors | None]  # what a client remembers; nothing before its first visit
@@ -22,7 +25,7 @@ States = Callable[[int], Tensors | None]  # what a client remembers; nothing bef
 class Executor(Protocol):
     """Something that can make visits. All executors give the same bits on the same machine."""
 
-    def train(self, jobs: Sequence[Job], weights: Tensor, sent: Tensors, states: States) -> Iterator[Outcome]:
+    def train(self, jobs: Sequence[Job], weights: Tensor, sent: Tensors, states: States) -> Iterator[Outcome | Partial]:
         """Make the visits, in any order."""
         ...
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -81,6 +82,10 @@ class World:
 
     def fractions(self) -> np.ndarray:
         """Each client's share in the population under the run's weighting; empty clients have none."""
+        return self._fractions
+
+    @cached_property
+    def _fractions(self) -> np.ndarray:
         sizes = np.array([len(c) for c in self.clients], dtype=np.float64)
         weights = sizes if self.settings.weighting == "samples" else (sizes > 0).astype(np.float64)
         return np.asarray(weights / weights.sum())

@@ -1,0 +1,314 @@
+"""What clients remember between their visits: in memory while there is room, the rest in one file.
+
+A hundred thousand clients of which a hundred train in a round must cost what a hundred clients cost. So only about
+the states of a round are held in memory, the newest; older ones go to a file and are read back one at a time.
+
+The file is made of *slots*. A new state never replaces an old one: it gets a slot that neither a state in use nor one
+of the last two checkpoints needs. So the file stays small, nothing has to be copied to tidy it up, and whenever a run
+is killed, everything that its checkpoints name is there. A checkpoint holds the table of slots, with a checksum of
+each state. What the file has beyond that is of rounds that will be made again.
+
+Nothing is ever unpickled. Where a run has no folder, the file has no name, and goes with the process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import threading
+import weakref
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from isofed.errors import RunError
+from isofed.files import Tensors, raw, write_error
+
+Slots = npt.NDArray[np.int64]
+
+HOT = 1 << 30  # bytes of states held in memory at most, however many a round has
+_ALIGN, _PAGE = 64, 4096
+_NOBODY, _NOTHING = -1, -2  # in place of a slot: a client not visited yet, and one that has nothing to remember
+_OFFSET, _ROOM, _LENGTH, _SUM = range(4)  # the columns of the table of slots; a sum of -1: not on file yet
+_DTYPES = {str(d).removeprefix("torch."): d for d in vars(torch).values() if isinstance(d, torch.dtype)}
+
+
+class Remembered(Mapping[int, Tensors]):
+    """What the clients visited so far remember, at one moment of a run.
+
+    The next moment is a :meth:`copy` that takes new states in; this one stays what it is for as long as somebody
+    holds it. Reading is safe from any thread.
+    """
+
+    def __init__(self, store: _Store, slots: Slots) -> None:
+        self._store, self._slots = store, slots
+        self.taken: list[int] = []  # clients whose states this moment has changed
+        self._bytes = 0  # of these
+        store.views.append(weakref.ref(self))
+
+    @classmethod
+    def nothing(cls, clients: int, path: Path | None = None, device: torch.device | str = "cpu") -> Remembered:
+        """Before the first round of so many clients. States may go to the file ``path``, or to one without a name."""
+        return cls(_Store(path, torch.device(device)), np.full(clients, _NOBODY, np.int64))
+
+    @classmethod
+    def restored(cls, index: Tensors, clients: int, path: Path, device: torch.device | str = "cpu") -> Remembered:
+        """As it was when ``index`` came from :meth:`saving`."""
+        store = _Store(path, torch.device(device))
+        visited, table, before = (index[name].numpy() for name in ("visited", "table", "before"))
+        slots = np.full(clients, _NOBODY, np.int64)
+        slots[visited[0]] = visited[1]
+        store.take_up(table, [before, slots[slots >= 0]])
+        return cls(store, slots)
+
+    def __getitem__(self, client: int) -> Tensors:
+        if client not in self:
+            raise KeyError(client)
+        slot = int(self._slots[client])
+        return {} if slot == _NOTHING else self._store.read(slot, client)
+
+    def __contains__(self, client: object) -> bool:
+        return isinstance(client, int) and 0 <= client < len(self._slots) and bool(self._slots[client] != _NOBODY)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(np.flatnonzero(self._slots != _NOBODY).tolist())
+
+    def __len__(self) -> int:
+        return int(np.count_nonzero(self._slots != _NOBODY))
+
+    def copy(self) -> Remembered:
+        """The same, to take new states into."""
+        made = Remembered(self._store, self._slots.copy())
+        self._store.sweep()
+        return made
+
+    def take(self, states: dict[int, Tensors]) -> None:
+        """Let clients remember these states. They leave ``states``, and nobody may change their tensors from now on."""
+        for client in list(states):
+            state = states.pop(client)
+            self._bytes += _size(state)
+            self._slots[client] = self._store.add(state, self._bytes) if state else _NOTHING
+            self.taken.append(client)
+
+    def check(self) -> None:
+        """Raise what kept a state from being read; an executor may have taken it for a failure of its client."""
+        if self._store.broken:
+            raise self._store.broken
+
+    @contextmanager
+    def saving(self) -> Iterator[Tensors]:
+        """Put everything on file, and give the tensors that a checkpoint needs; it counts if the block ends well."""
+        store = self._store
+        visited = np.flatnonzero(self._slots != _NOBODY)
+        mine = self._slots[self._slots >= 0]
+        table = store.flush(mine)
+        before = np.unique(np.concatenate([*store.kept[-1:], *store.unsure, mine[:0]]))
+        store.unsure.append(mine)  # if the block fails, the checkpoint may be on disk, or not
+        index = {"visited": np.stack([visited, self._slots[visited]]), "table": table, "before": before}
+        yield {name: torch.from_numpy(values) for name, values in index.items()}
+        store.kept, store.unsure = [*store.kept[-1:], *store.unsure], []
+
+
+class _Store:
+    """The states that all moments of a run share: the newest in memory, the others in the slots of a file."""
+
+    def __init__(self, path: Path | None, device: torch.device) -> None:
+        self.path, self.device = path, device
+        self.views: list[weakref.ref[Remembered]] = []
+        self.kept: list[Slots] = []  # the slots of the last two checkpoints,
+        self.unsure: list[Slots] = []  # and of those that may have failed since
+        self.broken: RunError | None = None
+        self._hot: dict[int, Tensors] = {}  # by slot, in the order in which they came
+        self._held = 0  # bytes of them
+        self._most = 0  # bytes that a round has brought
+        self._table = np.zeros((64, 4), np.int64)
+        self._count = 0  # of its rows
+        self._free: dict[int, list[int]] = {}  # slots by their room
+        self._file: int | None = None
+        self._synced = True
+        self._lock = threading.Lock()
+
+    def take_up(self, table: Slots, kept: list[Slots]) -> None:
+        """Go on with the file and the table of a checkpoint."""
+        self._table, self._count, self.kept = table.copy(), len(table), kept
+        if any(len(slots) for slots in kept):
+            try:
+                self._open(os.O_RDWR)
+            except OSError as error:
+                why = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be opened ({error.strerror})"
+                raise RunError(
+                    f"{self.path}, with what the clients remember, {why}: "
+                    "put it back, or start the run again with another out="
+                ) from error
+        self.sweep()
+
+    def sweep(self) -> None:
+        """Let go of what no moment that is still held, and no checkpoint, needs. Mends what an interrupt left."""
+        with self._lock:
+            used = np.zeros(self._count, bool)
+            self.views = [view for view in self.views if view() is not None]
+            for view in [view() for view in self.views]:
+                if view is not None:
+                    used[view._slots[view._slots >= 0]] = True
+            self._hot = {slot: state for slot, state in self._hot.items() if used[slot]}
+            self._held = sum(map(_size, self._hot.values()))
+            for slots in (*self.kept, *self.unsure):
+                used[slots] = True
+            self._free = {}
+            for slot in np.flatnonzero(~used)[::-1].tolist():  # so that the first are taken first
+                self._free.setdefault(int(self._table[slot, _ROOM]), []).append(slot)
+
+    def add(self, state: Tensors, brought: int) -> int:
+        """Take in a state and give its slot; older ones make room, so a round brings its own room along."""
+        with self._lock:
+            slot = self._reserve(_length(state))
+            self._hot[slot] = state
+            self._held += _size(state)
+            self._most = max(self._most, brought)
+            # Twice a round: what its clients remember from before, and what they bring back.
+            while self._held > min(HOT, 2 * self._most) and self._hot:
+                oldest = next(iter(self._hot))
+                self._write(oldest)
+                self._held -= _size(self._hot.pop(oldest))
+        return slot
+
+    def read(self, slot: int, client: int) -> Tensors:
+        """The state in a slot."""
+        with self._lock:
+            if slot in self._hot:
+                return self._hot[slot]
+            offset, _, length, checksum = self._table[slot].tolist()
+        assert self._file is not None
+        record, got = torch.empty(length, dtype=torch.uint8), 0
+        data = raw(record)
+        try:
+            while count := os.preadv(self._file, [data[got:]], offset + got):
+                got += count
+            why = "is damaged there"
+        except OSError as error:
+            why = f"cannot be read ({error.strerror})"
+        if got < length or zlib.crc32(data) != checksum:
+            self.broken = RunError(
+                f"what client {client} remembers is lost, because {self._name} {why}: "
+                "put back a copy of the run folder, or start the run again with another out="
+            )
+            raise self.broken
+        return {name: value.to(self.device) for name, value in _unpack(record).items()}
+
+    def flush(self, slots: Slots) -> Slots:
+        """Put what is only in memory on file, for good, and give the table."""
+        with self._lock:
+            for slot in sorted(self._hot.keys() & set(slots.tolist())):
+                self._write(slot)
+            if self._file is not None and not self._synced:
+                try:
+                    os.fsync(self._file)  # its name lasts with that of the checkpoint, in the same folder
+                except OSError as error:
+                    raise write_error(Path(self._name), error) from error
+                self._synced = True
+            return self._table[: self._count].copy()
+
+    def _reserve(self, length: int) -> int:
+        """A slot with room for so many bytes, that nothing needs."""
+        # Eight sizes from a power of two to the next, so that a state that grows a little finds used slots again.
+        step = max(_PAGE, 1 << length.bit_length() >> 4)
+        room = -(-length // step) * step
+        if free := self._free.get(room):
+            slot = free.pop()
+            self._table[slot] = self._table[slot, _OFFSET], room, length, -1
+            return slot
+        slot = self._count
+        if slot == len(self._table):
+            self._table = np.concatenate([self._table, np.zeros((max(slot, 64), 4), np.int64)])
+        end = int(self._table[slot - 1, _OFFSET] + self._table[slot - 1, _ROOM]) if slot else 0
+        self._table[slot] = end, room, length, -1
+        self._count += 1
+        return slot
+
+    def _write(self, slot: int) -> None:
+        """Copy a state from memory to its slot, unless it is there."""
+        offset, _, _, checksum = self._table[slot].tolist()
+        if checksum >= 0:
+            return
+        checksum, self._synced = 0, False
+        try:
+            file = self._open(os.O_RDWR | os.O_CREAT | os.O_TRUNC)  # what is there already belongs to no checkpoint
+            for piece in _pieces(self._hot[slot]):
+                checksum = zlib.crc32(piece, checksum)
+                while piece:
+                    done = os.pwrite(file, piece, offset)
+                    piece, offset = piece[done:], offset + done
+        except OSError as error:
+            raise write_error(Path(self._name), error) from error
+        self._table[slot, _SUM] = checksum
+
+    @property
+    def _name(self) -> str:
+        return str(self.path or Path(tempfile.gettempdir()) / "a temporary file")
+
+    def _open(self, flags: int) -> int:
+        """The file, which the system closes when the last moment is gone."""
+        if self._file is None:
+            if self.path is None:
+                self._file, name = tempfile.mkstemp(prefix="isofed-")
+                os.unlink(name)
+            else:
+                self.path.parent.mkdir(exist_ok=True)
+                self._file = os.open(self.path, flags | os.O_CLOEXEC, 0o666)
+            weakref.finalize(self, os.close, self._file)
+        return self._file
+
+
+def _size(state: Tensors) -> int:
+    return sum(value.numel() * value.element_size() for value in state.values())
+
+
+def _head(state: Tensors) -> bytes:
+    """Names, types and shapes, up to where the first tensor starts."""
+    text = json.dumps([[name, str(v.dtype).removeprefix("torch."), list(v.shape)] for name, v in state.items()])
+    data = len(text).to_bytes(8, "little") + text.encode()  # JSON is plain ASCII
+    return data.ljust(_up(len(data)), b"\0")
+
+
+def _length(state: Tensors) -> int:
+    """Bytes of a state's record."""
+    return len(_head(state)) + sum(_up(v.numel() * v.element_size()) for v in state.values())
+
+
+def _pieces(state: Tensors) -> Iterator[memoryview]:
+    """The record of a state, piece by piece, without a copy of what is in the host's memory."""
+    yield memoryview(_head(state))
+    for value in state.values():
+        data = raw(value)
+        yield data
+        yield memoryview(bytes(_up(len(data)) - len(data)))
+
+
+def _unpack(record: Tensor) -> Tensors:
+    """The tensors of a record, as views of it."""
+    raw = record.numpy()
+    end = 8 + int.from_bytes(raw[:8].tobytes(), "little")
+    state, start = {}, _up(end)
+    for name, kind, shape in json.loads(raw[8:end].tobytes()):
+        value = state[name] = _view(record, start, _DTYPES[kind], shape)
+        start += _up(value.numel() * value.element_size())
+    return state
+
+
+def _up(size: int) -> int:
+    """So many bytes, filled up: an unaligned tensor can change the last bit of a result."""
+    return -(-size // _ALIGN) * _ALIGN
+
+
+def _view(record: Tensor, start: int, dtype: torch.dtype, shape: list[int]) -> Tensor:
+    count = torch.Size(shape).numel()
+    if not count:
+        return torch.empty(shape, dtype=dtype)
+    return record[start : start + count * dtype.itemsize].view(dtype).view(shape)
