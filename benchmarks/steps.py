@@ -22,12 +22,13 @@ from typing import Any
 import torch
 from torch.nn.functional import cross_entropy
 
-from isofed.config import Settings, settings
+from isofed.config import settings
 from isofed.engine.choose import exact_arithmetic
 from isofed.engine.replica import Job
 from isofed.engine.slots import Slots
 from isofed.engine.step import Pictures
 from isofed.engine.world import World
+from isofed.layout import Layout, Tensors
 from isofed.models.dropout import Dropout
 from isofed.records import environment
 
@@ -55,7 +56,7 @@ def world_of(network: str, precision: str, batch: int, slots: int | None, **more
     return World.create(settings(chosen | more))
 
 
-def eager_loop(world: World) -> Callable[[], float]:
+def eager_loop(world: World) -> Callable[[int], float]:
     """A function that takes some steps and gives steps a second."""
     s, device = world.settings, torch.device("cuda")
     pictures = Pictures(world.parts["train"], world.dataset, device)
@@ -68,7 +69,7 @@ def eager_loop(world: World) -> Callable[[], float]:
     optimiser = torch.optim.SGD(network.parameters(), lr=LR, momentum=MOMENTUM, weight_decay=DECAY)
     order = torch.randperm(len(inputs), device=device)
 
-    def run(steps: int = 60) -> float:
+    def run(steps: int) -> float:
         torch.cuda.synchronize()
         began = time.perf_counter()
         for step in range(steps):
@@ -86,23 +87,20 @@ def eager_loop(world: World) -> Callable[[], float]:
 
 
 class Federated:
-    """Rounds of visits on the ``slots`` executor."""
+    """Rounds of visits on the ``slots`` executor, from the same weights each time."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, clients: int = CLIENTS) -> None:
+        began, device = time.perf_counter(), torch.device("cuda")
         self.notes: list[str] = []
-        self.slots = Slots(world, torch.device("cuda"), self.notes.append)
-        self.fractions = world.fractions()
-        self.method, self.clients = world.settings.method, len(world.clients)
-        began = time.perf_counter()
+        self.slots = Slots(world, device, self.notes.append)
+        self.method, self.fractions, self.clients = world.settings.method, world.fractions(), clients
+        network = world.network()
+        layout = Layout.of(network, self.method.share(network))
+        self.weights = layout.pack(network, device)
+        self.server = self.method.server_state(world.context(layout, device))
+        self.states: dict[int, Tensors] = {}
         self.number = 0
-        replica_world = world.network()
-        from isofed.layout import Layout
-
-        layout = Layout.of(replica_world, self.method.share(replica_world))
-        self.weights = layout.pack(replica_world, "cuda")
-        self.server = self.method.server_state(world.context(layout, torch.device("cuda")))
-        self.states: dict[int, Any] = {}
-        self()
+        self()  # makes the slots
         self.seconds = time.perf_counter() - began
 
     def __call__(self) -> float:
@@ -129,7 +127,7 @@ def measure(network: str, precision: str, batch: int, counts: list[int | None], 
         cases = {count: Federated(world_of(network, precision, batch, count, **more)) for count in counts}
         rates: dict[Any, list[float]] = {key: [] for key in ["eager", *cases]}
         for _ in range(repeats):
-            rates["eager"].append(eager())
+            rates["eager"].append(eager(60))
             for count, run in cases.items():
                 rates[count].append(run())
         found = {"eager": rates.pop("eager")}

@@ -8,7 +8,6 @@ the graphs' own memory. Where a tensor did move (a longer plan, a new message), 
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from typing import Any
 
 import torch
 
+from isofed.engine.lane import Lane, OutOfMemory, generators
 from isofed.engine.step import LocalStep
 from isofed.methods import Method
 
@@ -26,48 +26,46 @@ class Uncapturable(Exception):
 
 @dataclass
 class _Captured:
-    graph: torch.cuda.CUDAGraph
+    replay: Callable[[], None]
     left: list[tuple[dict[str, Any], dict[str, Any]]] = field(default_factory=list)  # attributes that the work set
 
 
 class Graphs:
-    """Does work for a :class:`LocalStep` on one stream: ``local.do = graphs.do``.
-
-    Two graphs never run at the same time, so all of a replica's share one pool of memory.
+    """Does work for a :class:`LocalStep` on one lane: ``local.do = graphs.do``.
 
     Args:
         local: whose work it is.
+        lane: on which it is done, and nothing else at the same time.
         recurs: whether the work that a key stands for comes often enough to be worth a capture.
     """
 
-    def __init__(self, local: LocalStep, recurs: Callable[[Hashable], bool]) -> None:
-        self._local, self._recurs = local, recurs
-        self._pool = torch.cuda.graph_pool_handle()
+    def __init__(self, local: LocalStep, lane: Lane, recurs: Callable[[Hashable], bool]) -> None:
+        self._local, self._lane, self._recurs = local, lane, recurs
         self._made: dict[Hashable, _Captured] = {}
         self._addresses: tuple[int, ...] = ()
         self._passed: Hashable = None  # the pass whose results the next piece reads
         self._capturing = False
-        self.cold = True  # the first work of each kind is done, not captured: libraries set themselves up by it
         self._warm: set[Hashable] = set()
+        self.cold = True  # the first work of each kind is done, not captured: libraries set themselves up by it
 
     def do(self, key: Hashable, work: Callable[[], None]) -> None:
         """Do the work, by replaying its graph where there is one or should be."""
         if self._capturing or not self._recurs(key):
             work()
             return
-        if isinstance(key, tuple) and key[0] == "passes":
+        if _kind(key) == "passes":
             self._passed = key
-        elif isinstance(key, tuple) and key[0] not in ("load", "update", "step", "score"):
-            key = (*key, self._passed)
+        elif _kind(key) not in ("prepare", "load", "update", "step", "score"):
+            key = (key, self._passed)
         if self.cold and key not in self._warm:
             self._warm.add(key)
-            with _no_draws():
+            with self._no_draws():
                 work()
             return
         made = self._made.get(key)
         if made is None:
             made = self._made[key] = self._capture(key, work)
-        made.graph.replay()
+        made.replay()
         for holder, values in made.left:
             holder.update(values)
 
@@ -77,9 +75,8 @@ class Graphs:
         addresses = tuple(t.data_ptr() for part in (step.state, step.sent, step.plan) for t in part.values())
         if addresses != self._addresses:
             if self._made:
-                torch.cuda.current_stream().synchronize()  # they may still be running
                 self._made.clear()
-                self._pool = torch.cuda.graph_pool_handle()
+                self._lane.forget()
             self._addresses = addresses
 
     def has(self, size: int) -> bool:
@@ -91,51 +88,37 @@ class Graphs:
         holders = [vars(self._local.step), vars(self._local)]
         holders += [vars(module) for module in self._local.network.modules()]
         before = [dict(holder) for holder in holders]
-        made = _Captured(torch.cuda.CUDAGraph())
-        collecting = gc.isenabled()
-        gc.disable()  # a graph or an event that is freed during a capture would break it
         self._capturing = True
         try:
-            made.graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            try:
-                work()
-            except BaseException:
-                _abandon(made.graph)
-                raise
-            made.graph.capture_end()
-        except torch.cuda.OutOfMemoryError:
+            made = _Captured(self._lane.record(work))
+        except OutOfMemory:
             raise
         except RuntimeError as error:
             raise Uncapturable(_why(error)) from error
         finally:
             self._capturing = False
-            if collecting:
-                gc.enable()
-        if isinstance(key, tuple) and key[0] in ("step", "score"):
+        if _kind(key) in ("step", "score") or not self._lane.records:
             return made  # nothing of a whole step is looked at afterwards
         for holder, old in zip(holders, before, strict=True):
             if new := {k: v for k, v in holder.items() if old.get(k) is not v and not callable(v)}:
                 made.left.append((holder, new))
-        if isinstance(key, tuple) and key[0] == "load":
-            made.left.append((holders[0], {k: holders[0][k] for k in ("inputs", "labels", "soft", "size")}))
+        if _kind(key) == "load":
+            step = holders[0]
+            made.left.append((step, {k: step[k] for k in ("inputs", "labels", "soft", "size") if k in step}))
         return made
 
+    @contextmanager
+    def _no_draws(self) -> Iterator[None]:
+        """Refuse work that draws random numbers by itself: a replay would draw what was drawn at the capture."""
+        here = generators(self._local.run.device)
+        before = [g.get_state() for g in here]
+        yield
+        if not all(torch.equal(g.get_state(), state) for g, state in zip(here, before, strict=True)):
+            raise Uncapturable("it draws random numbers by itself, such as nn.Dropout does, and not from the plan")
 
-def _abandon(graph: torch.cuda.CUDAGraph) -> None:
-    try:
-        graph.capture_end()
-    except RuntimeError:  # a broken capture cannot end well, but it must end
-        torch.cuda.synchronize()
 
-
-@contextmanager
-def _no_draws() -> Iterator[None]:
-    """Refuse work that draws random numbers by itself: a replay would draw what was drawn at the capture."""
-    generators = [torch.default_generator, torch.cuda.default_generators[torch.cuda.current_device()]]
-    before = [g.get_state() for g in generators]
-    yield
-    if not all(torch.equal(g.get_state(), state) for g, state in zip(generators, before, strict=True)):
-        raise Uncapturable("a step draws random numbers by itself (such as nn.Dropout), not from the plan")
+def _kind(key: Hashable) -> Hashable:
+    return key[0] if isinstance(key, tuple) else key
 
 
 def _why(error: BaseException) -> str:

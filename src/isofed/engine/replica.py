@@ -130,6 +130,7 @@ class Replica:
         """All of a visit before its first step."""
         visit = self._arrive(job, weights, sent, state)
         self.local.method.begin(visit)
+        self.local.lower_copies()
         if self.local.method.full_gradient:
             visit.full_gradient = self._full_gradient(self.world.clients[job.client])
         if not self.local.network.training:  # asking every layer takes as long as a small step

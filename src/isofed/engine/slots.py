@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from isofed.engine.graphs import Graphs, Uncapturable
+from isofed.engine.lane import Lane, Mark, OutOfMemory, free_memory, give_back_memory, hold, synchronize
 from isofed.engine.plan import batch_sizes, steps_of
 from isofed.engine.replica import Job, Outcome, Replica, Score, all_pictures
 from isofed.engine.serial import States, failure
@@ -46,25 +47,25 @@ _NO_MEMORY = (
 
 
 class Slot:
-    """A replica with its stream, and the visit that it is at."""
+    """A replica with its lane, and the visit that it is at."""
 
     def __init__(self, world: World, device: torch.device, pictures: dict[str, Pictures]) -> None:
-        self.stream = torch.cuda.Stream(device)
-        self.stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(self.stream):
+        self.lane = Lane(device)
+        self.lane.follow()
+        with self.lane.use():
             self.replica = Replica(world, device, pictures)
         self.graphs: Graphs | None = None
         self._recurring: frozenset[int] = frozenset()
         self._draws = world.settings.method.acts_around_visits  # and only there: a captured step draws nothing
         self.job: Job | None = None
         self._visit: Visit | None = None
-        self._marks: deque[torch.cuda.Event] = deque()
+        self._marks: deque[Mark] = deque()
         self._began = 0.0
 
     def capture(self, sizes: frozenset[int]) -> None:
         """From now on replay steps of these sizes."""
         self._recurring = sizes
-        self.graphs = Graphs(self.replica.local, self._recurs)
+        self.graphs = Graphs(self.replica.local, self.lane, self._recurs)
         self.replica.local.do = self.graphs.do
 
     def warm(self) -> None:
@@ -77,9 +78,12 @@ class Slot:
         self.graphs, self.replica.local.do = None, at_once
 
     def _recurs(self, key: Hashable) -> bool:
-        if not isinstance(key, tuple):
-            return True
-        return key[2] == self.replica.run.at_once if key[0] == "score" else key[1] in self._recurring
+        assert isinstance(key, tuple)
+        if key[0] == "score":
+            return bool(key[2] == self.replica.run.at_once)
+        if key[0] == "prepare" and self.replica.local.ahead > 1:
+            return True  # of full width, whatever comes
+        return key[1] in self._recurring
 
     def knows(self, sizes: Iterable[int]) -> bool:
         """Whether a visit with batches of these sizes needs no new graph."""
@@ -89,11 +93,8 @@ class Slot:
     def begin(self, job: Job, weights: Tensor, sent: Tensors, state: Tensors | None) -> Visit:
         """Queue the arrival of a client."""
         self.job, self._began = job, time.perf_counter()
-        self.stream.wait_stream(torch.cuda.current_stream())  # where the state may have come from just now
-        for tensor in (state or {}).values():
-            if tensor.is_cuda:
-                tensor.record_stream(self.stream)
-        with torch.cuda.stream(self.stream), self._seeded(job, "visit"):
+        self.lane.follow(*(state or {}).values())  # which may have come from a disk just now
+        with self.lane.use(), self._seeded(job, "visit"):
             self._visit = self.replica.start(job, weights, sent, state)
             if self.graphs:
                 self.graphs.arrived()
@@ -103,26 +104,28 @@ class Slot:
         """Queue a few more steps; whether these were the last."""
         assert self._visit is not None
         local, visit = self.replica.local, self._visit
-        with torch.cuda.stream(self.stream):
+        with self.lane.use():
             for size in visit.sizes[local.step.position : local.step.position + STRIDE]:
                 local.take(size)
-            self._mark()
+            self._marks.append(Mark(self.lane.device))
         return local.step.position == visit.steps
 
     def finish(self) -> Arriving:
         """Queue the end of the visit, and be free for the next client."""
         job, visit = self.job, self._visit
         assert job is not None and visit is not None
-        with torch.cuda.stream(self.stream), self._seeded(job, "end"):
-            outcome = Arriving(self.replica.finish(job, visit), self._began)
+        with self.lane.use(), self._seeded(job, "end"):
+            outcome = Arriving(self.replica.finish(job, visit), self._began, self.lane.device)
         self.leave()
         return outcome
 
     def eagerly(self, job: Job, weights: Tensor, sent: Tensors, state: Tensors | None) -> Outcome:
         """A whole visit, step by step."""
-        self.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.stream):
-            return self.replica.visit(job, weights, sent, state)
+        self.lane.follow(*(state or {}).values())
+        with self.lane.use():
+            outcome = self.replica.visit(job, weights, sent, state)
+        self.lane.lead()
+        return outcome
 
     def leave(self) -> None:
         """Be free for another client."""
@@ -131,47 +134,41 @@ class Slot:
     def _seeded(self, job: Job, when: str) -> AbstractContextManager[None]:
         return self.replica.seeded(job, when) if self._draws else nullcontext()
 
-    def _mark(self) -> None:
-        event = torch.cuda.Event()
-        event.record()
-        self._marks.append(event)
-
     def has_room(self) -> bool:
         """Whether more steps may be queued."""
-        while self._marks and self._marks[0].query():
+        while self._marks and self._marks[0].passed():
             self._marks.popleft()
         return len(self._marks) < QUEUED
 
     def again(self, size: int) -> None:
         """The first step once more, to see how long it takes."""
         local = self.replica.local
-        with torch.cuda.stream(self.stream):
+        with self.lane.use():
             local.step.position = 0
             local.step.counter.zero_()
             local.take(size)
 
 
 class Arriving:
-    """An outcome that the GPU is still working on."""
+    """An outcome that the device is still working on."""
 
-    def __init__(self, outcome: Outcome, began: float) -> None:
+    def __init__(self, outcome: Outcome, began: float, device: torch.device) -> None:
         self.outcome, self._began = outcome, began
         outcome.found = outcome.found.to("cpu", non_blocking=True)
-        self._made = torch.cuda.Event()
-        self._made.record()
+        self._made = Mark(device)
 
     def here(self) -> bool:
-        return self._made.query()
+        return self._made.passed()
 
     def take(self) -> Outcome:
-        """The finished outcome, to be used on the present stream."""
-        outcome, stream = self.outcome, torch.cuda.current_stream()
+        """The finished outcome, to be used outside of the slot's lane."""
+        outcome = self.outcome
         outcome.settle()
         outcome.seconds = time.perf_counter() - self._began
-        tensors = [outcome.update, outcome.statistics, *outcome.mean.values(), *outcome.sum.values()]
-        for tensor in [*tensors, *outcome.state.values(), *([] if outcome.model is None else [outcome.model])]:
-            if tensor.is_cuda:
-                tensor.record_stream(stream)  # it was made on the slot's, which may not take its memory back before
+        if outcome.update.is_cuda:
+            tensors = [outcome.update, outcome.statistics, *([] if outcome.model is None else [outcome.model])]
+            named = [*outcome.mean.values(), *outcome.sum.values(), *outcome.state.values()]
+            hold(torch.cuda.current_stream(), *tensors, *named)
         return outcome
 
 
@@ -187,6 +184,7 @@ class Slots:
         self._longest = max(range(len(samples)), key=lambda c: (self._steps[samples[c]], -c))
         self.slots: list[Slot] = []
         self._ready = False
+        self._probe = world.settings.batch_size  # the size of steps to measure with
 
     def train(self, jobs: Sequence[Job], weights: Tensor, sent: Tensors, states: States) -> Iterator[Outcome]:
         if not self._ready and jobs:
@@ -209,7 +207,7 @@ class Slots:
                             slot.begin(job, weights, sent, states(job.client))
                         if slot.advance():
                             arriving.append(slot.finish())
-                    except torch.cuda.OutOfMemoryError:
+                    except OutOfMemory:
                         waiting.insert(0, job)
                         self._lower(slot)
                     except Uncapturable as error:
@@ -228,7 +226,7 @@ class Slots:
         finally:
             for slot in self.slots:
                 slot.leave()
-            torch.cuda.synchronize(self.device)
+            synchronize(self.device)
 
     def score(self, part: str, index: np.ndarray, weights: Tensor, state: Tensors | None = None) -> Score:
         with self._first() as replica:
@@ -250,18 +248,18 @@ class Slots:
         """Give the memory back."""
         self.slots.clear()
         self._pictures.clear()
-        torch.cuda.empty_cache()
+        give_back_memory(self.device)
 
     @contextmanager
     def _first(self) -> Iterator[Replica]:
         """A replica that is free, on its stream."""
         if not self.slots:
             self.slots.append(Slot(self.world, self.device, self._pictures))
-        slot, here = self.slots[0], torch.cuda.current_stream(self.device)
-        slot.stream.wait_stream(here)
-        with torch.cuda.stream(slot.stream):
-            yield slot.replica
-        here.wait_stream(slot.stream)
+        lane = self.slots[0].lane
+        lane.follow()
+        with lane.use():
+            yield self.slots[0].replica
+        lane.lead()
 
     def _samples(self, job: Job) -> int:
         return len(self.world.clients[job.client])
@@ -276,19 +274,19 @@ class Slots:
         slot.leave()
         if len(self.slots) == 1:
             raise RunError(_NO_MEMORY)
-        torch.cuda.synchronize(self.device)
+        synchronize(self.device)
         self.slots.remove(slot)
         slot.release()
         del slot.replica
-        torch.cuda.empty_cache()
+        give_back_memory(self.device)
         self._note(f"the GPU ran out of memory: going on with {_slots(len(self.slots))}")
 
     def _give_up(self, slot: Slot, error: Uncapturable) -> None:
         """Go on without graphs: one replica, since what is not captured may draw from generators that all share."""
-        torch.cuda.synchronize(self.device)
+        synchronize(self.device)
         self._note(f"a step of '{self.world.settings.method}' cannot be captured ({error}), so it runs eagerly")
-        for other in self.slots:
-            other.leave()
+        for one in [slot, *self.slots]:
+            one.leave()
         slot.release()
         self.slots = [slot]
 
@@ -299,16 +297,16 @@ class Slots:
         visits = max(1, int(len(self.world.clients) * settings.participation + 1e-9))
         most = min(settings.slots or MOST, visits)
         steps = settings.rounds * visits * np.mean([self._steps[len(c)] for c in self.world.clients])
-        began, before, speed = time.perf_counter(), self._free(), 0.0
+        began, before, speed = time.perf_counter(), free_memory(self.device), 0.0
         while self._add(job, weights, sent, most) and len(self.slots) < most:
             if len(self.slots) == 1:
-                size, cost = before - self._free(), time.perf_counter() - began
+                size, cost = before - free_memory(self.device), time.perf_counter() - began
             if settings.slots is None and len(self.slots).bit_count() == 1:
                 faster = self._speed()
                 more = len(self.slots)
                 if faster < GAIN * speed or more * cost > SHARE * steps / faster:
                     break
-                if ROOM * self._free() < more * size:
+                if ROOM * free_memory(self.device) < more * size:
                     break
                 speed = faster
 
@@ -320,38 +318,38 @@ class Slots:
             slot.capture(self._recurring(most))
             visit = slot.begin(job, weights, sent, None)
             if visit.sizes:
-                slot.again(visit.sizes[0])  # is done, so that libraries set themselves up
-                slot.again(visit.sizes[0])  # is captured
-            slot.stream.synchronize()
+                self._probe = max(visit.sizes)
+                slot.again(self._probe)  # is done, so that libraries set themselves up
+                slot.again(self._probe)  # is captured
+            slot.lane.wait()
             slot.warm()
             slot.leave()
         except Uncapturable as error:
             assert slot is not None
             self._give_up(slot, error)
             return False
-        except torch.cuda.OutOfMemoryError:
+        except OutOfMemory:
             slot = None
-            torch.cuda.empty_cache()
+            give_back_memory(self.device)
             if not self.slots:
                 raise RunError(_NO_MEMORY) from None
             if self.world.settings.slots is not None:
                 self._note(f"the GPU has memory for {_slots(len(self.slots))} only")
             return False
         self.slots.append(slot)
-        torch.cuda.empty_cache()  # of what the first step took
+        give_back_memory(self.device)  # of what the first step took
         return True
 
     def _speed(self) -> float:
         """Steps a second of all slots together, from a short measurement."""
-        size = self.world.settings.batch_size
         rate = 0.0
         for steps in (2, 24):
-            torch.cuda.synchronize(self.device)
+            synchronize(self.device)
             began = time.perf_counter()
             for _ in range(steps):
                 for slot in self.slots:
-                    slot.again(size)
-            torch.cuda.synchronize(self.device)
+                    slot.again(self._probe)
+            synchronize(self.device)
             rate = steps * len(self.slots) / (time.perf_counter() - began)
         return rate
 
@@ -362,10 +360,6 @@ class Slots:
             found.update(self._sizes[samples])
         often = {n for n, times in found.items() if times * s.rounds * s.participation / slots >= RECURS}
         return frozenset(often | {max(found, key=lambda n: (found[n], n), default=s.batch_size)})
-
-    def _free(self) -> int:
-        torch.cuda.synchronize(self.device)
-        return torch.cuda.mem_get_info(self.device)[0]
 
 
 def _slots(count: int) -> str:

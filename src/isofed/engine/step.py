@@ -7,21 +7,22 @@ and replayed: all work goes through ``LocalStep.do``, which either does it or re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property, partial
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from isofed.data.augment import parse as parse_augment
 from isofed.data.base import Dataset, Part
 from isofed.engine.world import World
-from isofed.layout import Layout, Tensors
+from isofed.layout import Entry, Layout, Tensors
 from isofed.methods import Step
 from isofed.models import Network
 from isofed.models.dropout import dropouts
+from isofed.models.fused import fuse
 
 
 class Pictures:
@@ -65,6 +66,8 @@ class LocalStep:
         self.flat = layout.pack(network, device)
         network.to(device)
         layout.bind(network, self.flat)
+        if device.type == "cuda":
+            fuse(network)
         self.run = world.context(layout, device)
 
         step = self.step = Step()
@@ -83,6 +86,13 @@ class LocalStep:
         trained = [e for e in layout.entries if e.trained]
         self.parameters = [named[e.name] for e in trained]
         self.gradients = [e.view(step.grad) for e in trained]
+        lowered = settings.precision == "bf16" and device.type == "cuda"
+        self._half = torch.empty_like(self.flat, dtype=torch.bfloat16) if lowered else None
+        self._halves = [] if self._half is None else _in_half(network, trained, self._half)
+        self._half_copies = {} if self._half is None else {k: torch.empty_like(self._half) for k in self.copies}
+        for name, half in self._half_copies.items():  # which nothing but passes in half precision reads
+            for parameter, _, place in _in_half(step.copies[name], layout.entries, half):
+                parameter.data = place
         step.host, step.position = {}, 0
         step.add_gradient, step.autocast, step.piece = self.add_gradient, self.autocast, self._piece
         self.dropouts = dropouts(network)
@@ -91,15 +101,17 @@ class LocalStep:
         self._rows = torch.arange(self.ahead, device=device)
         self._ready: tuple[Tensor, Tensor]  # inputs and labels of the next steps
         self._counted = False  # whether this batch's loss is in the sum
+        self._fresh = True  # whether nothing has been put into the gradient yet
 
     def take(self, size: int) -> None:
         """Train on the next batch of the plan, of ``size`` samples."""
         step = self.step
         if step.position % self.ahead == 0:
-            self.do("prepare", partial(self._prepare, size))
+            width = size if self.ahead == 1 else self.settings.batch_size
+            self.do(("prepare", width), partial(self._prepare, width))
         if self.method.host:  # parts of this step differ from the next one's: only what is alike can be replayed
             self.do(("load", size), partial(self._load, size))
-            self._counted = False  # also where that was replayed
+            self._counted, self._fresh = False, True  # also where that was replayed
             self.method.around(step, self.passes)
             self.do(("update", size), self._update)
         else:
@@ -111,14 +123,13 @@ class LocalStep:
         self.method.around(self.step, self.passes)
         self._update()
 
-    def _prepare(self, size: int) -> None:
-        """Make the pictures of the next steps ready.
+    def _prepare(self, width: int) -> None:
+        """Make the pictures of the next steps ready, ``width`` in each.
 
         Several steps at once: an augmentation is many small operations, which take a GPU as long for one batch as for
         ten. A processor gains nothing by it, and does the one batch that comes next.
         """
         step, train = self.step, self.train
-        width = size if self.ahead == 1 else self.settings.batch_size
         rows = (step.counter + self._rows).clamp_(max=len(step.plan["order"]) - 1)  # past the end nobody will look
         index = step.plan["order"].index_select(0, rows)[:, :width].flatten()
         images = train.images.index_select(0, index)
@@ -138,43 +149,79 @@ class LocalStep:
         for n, layer in enumerate(self.dropouts):
             layer.key = step.draw("isofed.dropout")[n]
         self.method.batch(step)
-        step.grad.zero_()
+        if self.method.wraps:  # whoever comes before the first pass finds no gradient
+            step.grad.zero_()
 
     def set_batch(self, inputs: Tensor, labels: Tensor) -> None:
         """Put a batch where the passes and the methods look for it."""
         step = self.step
         step.inputs, step.labels, step.soft, step.size = inputs, labels, None, len(labels)
-        self._counted = False
+        self._counted, self._fresh = False, True
 
     def passes(self) -> None:
         """Forward and backward; the gradient is added to ``step.grad``."""
         first, self._counted = not self._counted, True  # a method may come back for a second pass, elsewhere
-        self.do(("passes", self.step.size, first), partial(self.pass_over, count_loss=first))
+        self.do(("passes", self.step.size, first, self._fresh), partial(self.pass_over, count_loss=first))
+        self._fresh = False  # also where that was replayed
 
     def pass_over(self, count_loss: bool = False) -> None:
         """One forward and backward pass over the batch that is set."""
         step = self.step
-        with self.autocast():
-            step.forward(step.inputs)
-            loss = self.method.objective(step)
-        if count_loss:
-            self.loss.add_(loss.detach(), alpha=step.size)
-        self.add_gradient(loss)
+        with self._lowered():
+            with self.autocast():
+                step.forward(step.inputs)
+                loss = self.method.objective(step)
+            if count_loss:
+                self.loss.add_(loss.detach(), alpha=step.size)
+            self.add_gradient(loss)
         # Nothing may keep this pass's graph alive: it would hold memory, and tie a later capture to another stream.
         step.logits, step.stages, step.base_loss = step.logits.detach(), {}, step.base_loss.detach()
         step.features = step.features if step.features is None else step.features.detach()
 
     def _piece(self, name: str, work: Callable[[], None]) -> None:
-        self.do((name, self.step.size), work)
+        def lowered() -> None:
+            with self._lowered():
+                work()
+
+        self.do((name, self.step.size, self._fresh), lowered)
+        self._fresh = False
 
     def add_gradient(self, loss: Tensor) -> None:
         """Backward: add a loss's gradient to ``step.grad``."""
         found = torch.autograd.grad(loss, self.parameters, allow_unused=True)
-        if any(f is None for f in found):  # a tensor that this loss does not depend on
-            pairs = [(g, f) for g, f in zip(self.gradients, found, strict=True) if f is not None]
-            torch._foreach_add_([g for g, _ in pairs], [f for _, f in pairs])
-        else:
-            torch._foreach_add_(self.gradients, list(found))
+        first, self._fresh = self._fresh, False
+        kinds: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}  # one kernel for each kind
+        for place, gradient in zip(self.gradients, found, strict=True):
+            if gradient is not None:
+                places, gradients = kinds.setdefault(gradient.dtype, ([], []))
+                places.append(place)
+                gradients.append(gradient)
+            elif first:  # a tensor that this loss does not depend on
+                place.zero_()
+        for places, gradients in kinds.values():
+            (torch._foreach_copy_ if first else torch._foreach_add_)(places, gradients)
+
+    def lower_copies(self) -> None:
+        """The frozen copies stay as they are from here to the end of the visit."""
+        for name, half in self._half_copies.items():
+            half.copy_(self.copies[name])
+
+    @contextmanager
+    def _lowered(self) -> Iterator[None]:
+        """Passes in this block find the weights in half precision, and give gradients of that kind.
+
+        Autocast would round them to the same numbers, one kernel for each weight and one for each gradient.
+        """
+        if self._half is not None:
+            trained = self.run.layout.trained
+            self._half[trained].copy_(self.flat[trained])
+        for parameter, _, half in self._halves:
+            parameter.data = half
+        try:
+            yield
+        finally:
+            for parameter, full, _ in self._halves:
+                parameter.data = full
 
     def _update(self) -> None:
         """SGD as ``torch.optim.SGD`` defines it, on the whole vector at once."""
@@ -183,6 +230,21 @@ class LocalStep:
         direction = step.grad
         if s.clip is not None:
             direction.mul_((s.clip / (torch.linalg.vector_norm(direction) + 1e-6)).clamp_(max=1.0))
+        if direction.is_cuda:
+            torch._fused_sgd_(  # one kernel for all
+                [step.weights],
+                [direction],
+                [self.momentum] if s.momentum else [],
+                lr=step.lr,
+                momentum=s.momentum,
+                weight_decay=s.weight_decay,
+                nesterov=s.nesterov,
+                dampening=0.0,
+                maximize=False,
+                is_first_step=False,
+            )
+            step.counter.add_(1)
+            return
         if s.weight_decay:
             direction.add_(step.weights, alpha=s.weight_decay)
         if s.momentum:
@@ -199,6 +261,18 @@ class LocalStep:
         return torch.autocast(self.run.device.type, torch.bfloat16, cache_enabled=False)
 
 
+def _in_half(network: Network, entries: Iterable[Entry], half: Tensor) -> list[tuple[nn.Parameter, Tensor, Tensor]]:
+    """The weights that half precision multiplies with: each as it is, and its place in a vector of that precision."""
+    places = {e.name: e for e in entries}
+    return [
+        (parameter, parameter.data, places[f"{name}.{kind}"].view(half))
+        for name, layer in network.named_modules()
+        if isinstance(layer, (nn.Conv2d, nn.Linear))
+        for kind, parameter in layer.named_parameters(recurse=False)
+        if f"{name}.{kind}" in places
+    ]
+
+
 def _steps_ahead(batch: int, images: Tensor) -> int:
     """Steps whose pictures are made ready together."""
     if images.device.type == "cpu":
@@ -209,6 +283,8 @@ def _steps_ahead(batch: int, images: Tensor) -> int:
 def _frozen(network: Network, layout: Layout, flat: Tensor) -> Network:
     """A network that reads its weights from ``flat`` and is never trained."""
     layout.bind(network.to(flat.device), flat)
+    if flat.is_cuda:
+        fuse(network)
     return network.eval().requires_grad_(False)
 
 

@@ -183,6 +183,11 @@ class Composition:
             inner = _wrapped(hook, step, inner)
         inner()
 
+    @property
+    def wraps(self) -> bool:
+        """Whether a part wraps the passes."""
+        return bool(self._around)
+
     def gradient(self, step: Step) -> None:
         for hook in self._gradient:
             hook(step)

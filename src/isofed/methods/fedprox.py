@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from isofed.functional.vectors import add_difference_
 from isofed.methods.base import Method, Step
 from isofed.spec import number
 
@@ -25,4 +26,4 @@ class FedProx(Method):
         return self.mu
 
     def gradient(self, step: Step) -> None:
-        step.grad.add_(step.weights - step.start, alpha=self.mu)
+        add_difference_(step.grad, step.weights, step.start, self.mu)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from isofed.functional.vectors import add_difference_
 from isofed.layout import Tensors
 from isofed.methods.base import Method, Round, Run, Step, Visit
 from isofed.methods.momentum import progress, refuse_persistent
@@ -50,7 +51,7 @@ class Scaffold(Method):
         return self.option == 1
 
     def gradient(self, step: Step) -> None:
-        step.shared(step.grad).add_(step.sent["scaffold.c"]).sub_(step.state["scaffold.ck"])
+        add_difference_(step.shared(step.grad), step.sent["scaffold.c"], step.state["scaffold.ck"])
 
     def end(self, visit: Visit) -> None:
         old = visit.state["scaffold.ck"]

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from isofed.errors import UserError
 from isofed.functional import unit
+from isofed.models import fused
 from isofed.spec import parse_one
 
 
@@ -112,15 +113,24 @@ def vector_norm(text: str) -> Callable[[int], nn.Module]:
     return BatchNorm1d if text == "batch" else norm_layer(text)
 
 
-class _WithoutCounter(nn.modules.batchnorm._BatchNorm):
+class FusedNorm(nn.modules.batchnorm._BatchNorm):
     """Batch norm without its batch counter, which nothing reads and every step would have to raise.
 
-    Weights with or without a counter load into it.
+    Weights with or without a counter load into it. On a GPU :func:`isofed.models.fused.fuse` lets it do its training in
+    few kernels, together with the ReLU behind it.
     """
 
     def __init__(self, channels: int) -> None:
         super().__init__(channels)
         self.num_batches_tracked = None
+        self.relu = False  # whether the ReLU behind it has become a part of it
+        self.ticket: Tensor | None = None  # with which it is fused
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.ticket is not None and self.training and x.is_cuda and fused.in_rows(x):
+            return fused.batch_norm(x, self)
+        y = super().forward(x)
+        return y.relu() if self.relu else y
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *rest: Any) -> None:
         state_dict.pop(prefix + "num_batches_tracked", None)
@@ -128,11 +138,11 @@ class _WithoutCounter(nn.modules.batchnorm._BatchNorm):
         nn.Module._load_from_state_dict(self, state_dict, prefix, *rest)
 
 
-class BatchNorm2d(_WithoutCounter, nn.BatchNorm2d):
+class BatchNorm2d(FusedNorm, nn.BatchNorm2d):
     """Of pictures, [batch, channels, height, width]."""
 
 
-class BatchNorm1d(_WithoutCounter, nn.BatchNorm1d):
+class BatchNorm1d(FusedNorm, nn.BatchNorm1d):
     """Of vectors, [batch, features]."""
 
 

@@ -117,7 +117,9 @@ def _head(layer: nn.Module, x: Tensor) -> Tensor:
 
 def _batch_norm(layer: _BatchNorm, width: float, multiple: int, x: Tensor) -> Tensor:
     count = x.shape[1]
-    return F.batch_norm(x, None, None, _cut(layer.weight, count), _cut(layer.bias, count), training=True, eps=layer.eps)
+    weight, bias = _cut(layer.weight, count), _cut(layer.bias, count)
+    y = F.batch_norm(x, None, None, weight, bias, training=True, eps=layer.eps)
+    return y.relu() if getattr(layer, "relu", False) else y  # a ReLU that has become a part of the layer
 
 
 def _group_norm(layer: nn.GroupNorm, width: float, multiple: int, x: Tensor) -> Tensor:

@@ -1,0 +1,77 @@
+"""What each remedy costs: time of a round relative to FedAvg's, in one run on a GPU.
+
+Every method trains the same clients for as many steps from the same weights, on the ``slots`` executor, taking turns. A
+second visit is measured, so that client states (SCAFFOLD's control variates, MOON's last models) are there.
+
+    python benchmarks/methods.py
+    python benchmarks/methods.py --networks resnet18 --methods fedprox,feduv --repeats 9 --json methods.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import torch
+from steps import Federated, spread, world_of
+
+from isofed.engine.choose import exact_arithmetic
+from isofed.records import environment
+
+METHODS = "fedprox,feddecorr,feduv,univarfl,spherefed,scaffold,fedalign,moon,gradaug:n=2"
+GOALS = {"fedprox": 1.05, "feddecorr": 1.05, "feduv": 1.05, "univarfl": 1.05, "spherefed": 1.02, "scaffold": 1.05}
+GOALS |= {"fedalign": 1.25, "moon": 1.7, "gradaug:n=2": 2.3}
+
+
+def measure(network: str, methods: list[str], precision: str, slots: int, clients: int, repeats: int) -> dict[str, Any]:
+    """Rates of FedAvg and of each method in turn; one method's replicas are on the GPU at a time beside FedAvg's."""
+    plain = world_of(network, precision, 64, slots)
+    found: dict[str, Any] = {}
+    with exact_arithmetic(plain.settings):
+        base = Federated(plain, clients)
+        base()
+        for method in methods:
+            run = Federated(world_of(network, precision, 64, slots, method=method), clients)
+            pairs = [(base(), run()) for _ in range(repeats)]
+            peak = torch.cuda.max_memory_allocated() / 1e9
+            ratios = [without / with_it for without, with_it in pairs]
+            found[method] = {"ratios": ratios, "rates": [b for _, b in pairs], "setup": run.seconds, "peak": peak}
+            run.slots.close()
+            goal = f"at most {GOALS[method]}" if method in GOALS else ""
+            print(f"{network:16}{method:16}{spread(ratios, 3):>28}{goal:>16}{run.seconds:>10.1f}", flush=True)
+        found["fedavg"] = {"rates": [base() for _ in range(repeats)]}
+        base.slots.close()
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--networks", default="resnet18,feduv-cnn")
+    parser.add_argument("--methods", default=METHODS)
+    parser.add_argument("--precision", default="bf16")
+    parser.add_argument("--slots", type=int, default=4)
+    parser.add_argument("--clients", type=int, default=32, help="visits in a round, of 32 steps each")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json", type=Path, help="write all numbers here")
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        raise SystemExit("this benchmark needs a GPU")
+    about = environment("cuda", "")
+    print(f"{about['device_name']}, torch {about['torch']}, {arguments.precision}, {arguments.slots} slots, batch 64")
+    print(f"{'network':16}{'method':16}{'time, FedAvg = 1':>28}{'goal':>16}{'set-up s':>10}")
+    found = {}
+    for network in arguments.networks.split(","):
+        options = (arguments.precision, arguments.slots, arguments.clients, arguments.repeats)
+        found[network] = measure(network, arguments.methods.split(","), *options)
+        rate = statistics.median(found[network]["fedavg"]["rates"])
+        print(f"{network:16}{'fedavg':16}{rate:>20.0f} steps/s")
+    print(f"median (range) of {arguments.repeats} repeats in turns with FedAvg")
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"environment": about, "found": found}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,251 @@
+"""Slots without a GPU: who trains whom, in which order, what is replayed, and what happens when something fails.
+
+On a processor a lane does everything at once, and a recording is the work itself; all else is the code that a GPU runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import nn
+
+from isofed import Method
+from isofed.config import settings
+from isofed.engine import slots as module
+from isofed.engine.lane import OutOfMemory
+from isofed.engine.replica import Job, Outcome, one_thread
+from isofed.engine.serial import Executor, Serial
+from isofed.engine.slots import Slots
+from isofed.engine.world import World
+from isofed.errors import RunError
+from isofed.layout import Layout, Tensors
+from isofed.methods import Step, Visit
+
+CPU = torch.device("cpu")
+SMALL: dict[str, Any] = {
+    "data": "synthetic:samples=300,test=60,size=8",
+    "clients": 6,
+    "partition": "dirichlet:1",
+    "batch_size": 16,
+    "local_epochs": 3,
+    "rounds": 50,
+    "augment": "crop:1+flip",
+}
+
+
+@pytest.fixture(autouse=True)
+def alone() -> Iterator[None]:
+    with one_thread(CPU):
+        yield
+
+
+def world(slots: int | None = None, **more: Any) -> World:
+    made = World.create(settings(SMALL | more))
+    # The settings refuse slots on a CPU, where they gain nothing; here they are only to be watched.
+    return World(made.settings.model_copy(update={"slots": slots}), made.dataset, made.parts, made.clients)
+
+
+def two_rounds(executor: Executor, of: World) -> dict[tuple[int, int], Outcome]:
+    """Every client visited twice, from the same weights, with its state of the first time."""
+    method, network = of.settings.method, of.network()
+    layout = Layout.of(network, method.share(network))
+    server = method.server_state(of.context(layout, CPU))
+    weights, fractions = layout.pack(network), of.fractions()
+    states: dict[int, Tensors] = {}
+    found = {}
+    for number in (1, 2):
+        jobs = [Job(number, c, 0.05, float(fractions[c])) for c in range(len(of.clients)) if len(of.clients[c])]
+        for outcome in executor.train(jobs, weights, method.send(server), states.get):
+            assert isinstance(outcome, Outcome)
+            assert (number, outcome.client) not in found
+            found[number, outcome.client] = outcome
+        states = {c: outcome.state for (n, c), outcome in found.items() if n == number}
+    return found
+
+
+def assert_same(a: dict[tuple[int, int], Outcome], b: dict[tuple[int, int], Outcome]) -> None:
+    assert a.keys() == b.keys()
+    for key, one in a.items():
+        two = b[key]
+        assert (one.problem, one.loss, one.steps) == (two.problem, two.loss, two.steps)
+        assert torch.equal(one.update, two.update) and torch.equal(one.statistics, two.statistics)
+        for name in ("mean", "sum", "state"):
+            mine, other = getattr(one, name), getattr(two, name)
+            assert mine.keys() == other.keys() and all(torch.equal(v, other[k]) for k, v in mine.items())
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["fedavg", "scaffold", "fedbn+feddecorr", "moon", "gradaug:sizes=none", "gradaug:sizes=none+fedsam", "mixup"],
+)
+@pytest.mark.parametrize("slots", [1, 4])
+def test_side_by_side_is_the_same_as_one_after_another(method: str, slots: int) -> None:
+    of = world(slots, method=method)
+    executor = Slots(of, CPU)
+    assert_same(two_rounds(executor, of), two_rounds(Serial(of, CPU), of))
+    assert len(executor.slots) == slots
+    assert all(slot.graphs is not None for slot in executor.slots)
+
+
+def test_gates_and_planned_dropout_survive_replays() -> None:
+    of = world(2, method="stochdepth+gradaug:sizes=none", model="resnet8")
+    assert_same(two_rounds(Slots(of, CPU), of), two_rounds(Serial(of, CPU), of))
+
+
+def test_the_longest_visits_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    of = world(2)
+    began: list[int] = []
+    begin = module.Slot.begin
+
+    def watched(slot: module.Slot, job: Job, *rest: Any) -> Visit:
+        began.append(job.client)
+        return begin(slot, job, *rest)
+
+    executor = Slots(of, CPU)
+    list(executor.train([Job(1, c, 0.05, 0.1) for c in range(6)], *start(of)))
+    monkeypatch.setattr(module.Slot, "begin", watched)
+    list(executor.train([Job(2, c, 0.05, 0.1) for c in range(6)], *start(of)))
+    lengths = [len(of.clients[c]) // 16 for c in began]
+    assert sorted(began) == list(range(6))
+    # Up to the next few, of which one may be preferred for its graphs.
+    assert all(a >= b for a, b in zip(lengths, lengths[2:], strict=False))
+
+
+def start(of: World) -> tuple[torch.Tensor, Tensors, Callable[[int], None]]:
+    network = of.network()
+    return Layout.of(network, of.settings.method.share(network)).pack(network), {}, lambda client: None
+
+
+def test_only_batch_sizes_that_recur_are_captured() -> None:
+    often, seldom = Slots(world(1, rounds=50), CPU), Slots(world(1, rounds=1), CPU)
+    rest = {len(c) % 16 for c in often.world.clients} - {0}
+    assert often._recurring(1) == rest | {16}
+    assert seldom._recurring(1) == {16}
+    alone = Slots(world(1, batch_size=500, rounds=50), CPU)  # every client is smaller than a batch
+    assert alone._recurring(1) == {len(c) for c in alone.world.clients if len(c)}
+
+
+@dataclass(frozen=True)
+class Draws(Method):
+    """Draws from torch's generator in a step, which a replay could not repeat."""
+
+    def loss(self, step: Step) -> torch.Tensor | None:
+        return 1e-3 * torch.rand(()) * step.logits.sum()
+
+
+def test_a_step_that_draws_by_itself_runs_eagerly_and_says_so() -> None:
+    notes: list[str] = []
+    of = world(4, method=[Draws()])
+    executor = Slots(of, CPU, notes.append)
+    assert_same(two_rounds(executor, of), two_rounds(Serial(of, CPU), of))
+    assert len(executor.slots) == 1 and executor.slots[0].graphs is None
+    assert len(notes) == 1 and "draws random numbers by itself" in notes[0] and "runs eagerly" in notes[0]
+
+
+def test_a_network_with_torchs_dropout_runs_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
+    def with_dropout(of: World) -> Any:
+        network = create(of)
+        network.pool = nn.Sequential(network.pool, nn.Dropout(0.3))
+        return network
+
+    create = World.network
+    monkeypatch.setattr(World, "network", with_dropout)
+    notes: list[str] = []
+    of = world(4)
+    assert_same(two_rounds(Slots(of, CPU, notes.append), of), two_rounds(Serial(of, CPU), of))
+    assert "nn.Dropout" in notes[0]
+
+
+@dataclass(frozen=True)
+class Hungry(Method):
+    """Runs out of memory in the visits of a client, as long as more than some replicas exist."""
+
+    most: int = 1
+    alive: ClassVar[list[int]] = [0]
+
+    def begin(self, visit: Visit) -> None:
+        if visit.client == 2 and self.alive[0] > self.most:
+            raise OutOfMemory("CUDA out of memory")
+
+
+def test_out_of_memory_lowers_the_number_of_slots_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    notes: list[str] = []
+    of = world(4, method=[Hungry(2)])
+    executor = Slots(of, CPU, notes.append)
+    monkeypatch.setattr(Hungry, "alive", [0])
+    lower = Slots._lower
+
+    def count(self: Slots, slot: module.Slot) -> None:
+        lower(self, slot)
+        Hungry.alive[0] = len(self.slots)
+
+    monkeypatch.setattr(Slots, "_lower", count)
+    add = Slots._add
+
+    def counted(self: Slots, *rest: Any) -> bool:
+        more = add(self, *rest)
+        Hungry.alive[0] = len(self.slots)
+        return more
+
+    monkeypatch.setattr(Slots, "_add", counted)
+    found = two_rounds(executor, of)
+    assert len(executor.slots) == 2 and len(notes) == 2
+    assert "going on with 3 slots" in notes[0] and "2 slots" in notes[1]
+    Hungry.alive[0] = 0
+    assert_same(found, two_rounds(Serial(of, CPU), of))
+
+
+def test_no_memory_for_a_single_client_is_an_error() -> None:
+    Hungry.alive[0] = 9
+    of = world(1, method=[Hungry(0)])
+    with pytest.raises(RunError, match="not enough free memory to train a single client"):
+        two_rounds(Slots(of, CPU), of)
+
+
+@dataclass(frozen=True)
+class Raises(Method):
+    def begin(self, visit: Visit) -> None:
+        if visit.client == 1 and visit.round == 2:
+            raise ValueError("no")
+
+
+def test_a_visit_that_fails_is_an_event_and_the_others_go_on() -> None:
+    of = world(3, method=[Raises()])
+    found = two_rounds(Slots(of, CPU), of)
+    assert found[2, 1].problem == "failed with ValueError: no"
+    assert [key for key, outcome in found.items() if outcome.problem] == [(2, 1)]
+
+
+def test_a_longer_plan_makes_new_graphs() -> None:
+    of = world(1)
+    executor = Slots(of, CPU)
+    shortest = min(range(6), key=lambda c: len(of.clients[c]))
+    executor._longest = shortest  # as if it had been the longest when the slots were made
+    assert_same(two_rounds(executor, of), two_rounds(Serial(of, CPU), of))
+
+
+def test_slots_are_made_only_while_they_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    rates = {1: 100.0, 2: 180.0, 4: 200.0, 8: 201.0}
+    of = world(None, clients=40, rounds=10_000, partition="iid")
+    monkeypatch.setattr(Slots, "_speed", lambda self: rates[len(self.slots)])
+    executor = Slots(of, CPU)
+    list(executor.train([Job(1, c, 0.05, 0.1) for c in range(40)], *start(of)))
+    assert len(executor.slots) == 8  # twice as many were no faster, which shows when they are there
+    monkeypatch.setattr(Slots, "_speed", lambda self: 1e9)  # the whole run is over in no time
+    few = Slots(world(None, clients=40, rounds=1, partition="iid"), CPU)
+    list(few.train([Job(1, c, 0.05, 0.1) for c in range(40)], *start(few.world)))
+    assert len(few.slots) == 1  # a short run does not wait for slots
+
+
+def test_leaving_early_frees_the_slots() -> None:
+    of = world(3)
+    executor = Slots(of, CPU)
+    going = executor.train([Job(1, c, 0.05, 0.1) for c in range(6)], *start(of))
+    next(going)
+    going.close()  # type: ignore[attr-defined]
+    assert all(slot.job is None for slot in executor.slots)
+    assert_same(two_rounds(executor, of), two_rounds(Serial(of, CPU), of))

@@ -1,0 +1,256 @@
+"""Slots on a GPU: captured and side by side, the same bits as one after another; and what happens without memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from isofed import Federation, Method
+from isofed.config import settings
+from isofed.engine.choose import exact_arithmetic
+from isofed.engine.replica import Job, Outcome
+from isofed.engine.serial import Executor, Serial
+from isofed.engine.slots import Slots
+from isofed.engine.world import World
+from isofed.layout import Layout, Tensors
+from isofed.methods import Step, names
+from isofed.models import fused
+from isofed.models.base import BatchNorm1d, BatchNorm2d
+from isofed.models.dropout import Dropout, uniform
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")]
+SMALL: dict[str, Any] = {
+    "data": "synthetic:samples=320,test=600,size=16,channels=3",
+    "clients": 4,
+    "partition": "dirichlet:1",
+    "batch_size": 16,
+    "local_epochs": 4,
+    "rounds": 50,
+    "augment": "crop:2+flip",
+    "weight_decay": 1e-4,
+    "device": "cuda",
+}
+METHODS = [
+    *(name for name in names() if name != "central"),
+    *("scaffold:option=1", "fednova+fedbn", "gradaug+stochdepth", "gradaug+fedsam", "mixup+spherefed+fedsam"),
+    *("feduv:detach=true", "stochdepth+fedalign", "moon+feddecorr"),
+]
+
+
+def two_rounds(make: Any, slots: int | None = None, **more: Any) -> tuple[dict[Any, Outcome], Any, Executor]:
+    """Every client visited twice and the test part judged; the outcomes, the score and the executor."""
+    method = more.get("method", "fedavg")
+    model = "resnet20" if isinstance(method, str) and "stochdepth" in method else "cnn"
+    device = torch.device("cuda")
+    chosen = settings({"model": model} | SMALL | more | ({"slots": slots} if slots else {}))
+    world = World.create(chosen)
+    executor: Executor = make(world, device)
+    network = world.network()
+    layout = Layout.of(network, chosen.method.share(network))
+    weights, fractions = layout.pack(network, device), world.fractions()
+    server = chosen.method.server_state(world.context(layout, device))
+    states: dict[int, Tensors] = {}
+    found: dict[Any, Outcome] = {}
+    with exact_arithmetic(chosen):
+        for number in (1, 2):
+            jobs = [Job(number, c, 0.05, float(fractions[c])) for c in range(len(world.clients))]
+            for outcome in executor.train(jobs, weights, chosen.method.send(server), states.get):
+                assert isinstance(outcome, Outcome) and outcome.problem is None
+                found[number, outcome.client] = outcome
+            states = {c: outcome.state for (n, c), outcome in found.items() if n == number}
+        score = executor.score("test", torch.arange(600).numpy(), weights)
+    torch.cuda.synchronize()
+    return found, score, executor
+
+
+def assert_same_bits(a: dict[Any, Outcome], b: dict[Any, Outcome]) -> None:
+    assert a.keys() == b.keys()
+    for key, one in a.items():
+        two = b[key]
+        assert one.loss == two.loss and one.update.norm() > 0.01
+        assert torch.equal(one.update, two.update) and torch.equal(one.statistics, two.statistics)
+        assert all(torch.equal(v, two.state[k]) for k, v in one.state.items())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_slots_give_the_bits_of_serial(method: str) -> None:
+    serial, judged, _ = two_rounds(Serial, method=method)
+    slots, score, executor = two_rounds(Slots, 3, method=method)
+    assert_same_bits(serial, slots)
+    assert (score.loss, score.correct.tolist()) == (judged.loss, judged.correct.tolist())
+    assert isinstance(executor, Slots) and len(executor.slots) == 3 and executor.slots[0].graphs is not None
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
+@pytest.mark.parametrize("model", ["cnn", "pfl-cnn", "mobilenetv2", "senet18", "feduv-resnet18"])
+def test_networks_give_the_same_bits_for_any_number_of_slots(model: str, precision: str) -> None:
+    more: dict[str, Any] = {"model": model, "precision": precision, "local_epochs": 1, "rounds": 300}
+    if model == "pfl-cnn":
+        more["data"] = "synthetic:samples=320,test=600,size=32,channels=3"
+    serial, _, _ = two_rounds(Serial, **more)
+    for slots in (1, 4):
+        assert_same_bits(serial, two_rounds(Slots, slots, **more)[0])
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold+feddecorr", "fedbn"])
+def test_whole_federations_repeat_bit_for_bit(method: str, tmp_path: Path) -> None:
+    shape = {"clients": 16, "partition": "dirichlet:1,min=2", "rounds": 4, "local_epochs": 1, "method": method}
+    runs = [Federation(**(SMALL | shape | {"slots": n})).fit() for n in (1, 4, 16, 16)]
+    serial = Federation(**(SMALL | shape | {"executor": "serial"})).fit()
+    for run in runs:
+        assert all(torch.equal(run.weights[k], serial.weights[k]) for k in run.weights)
+        assert [line["accuracy"] for line in run.history] == [line["accuracy"] for line in serial.history]
+
+
+def test_bf16_learns_as_fp32_does() -> None:
+    shape = {"rounds": 12, "data": "synthetic:samples=1200,test=600,size=16,channels=3", "local_epochs": 1}
+    found = {
+        precision: sum(
+            Federation(**(SMALL | shape | {"precision": precision, "seed": seed})).fit().accuracy for seed in range(3)
+        )
+        / 3
+        for precision in ("fp32", "bf16")
+    }
+    assert found["fp32"] > 0.5
+    assert abs(found["bf16"] - found["fp32"]) < 0.05
+
+
+@dataclass(frozen=True)
+class Reads(Method):
+    """Reads a value of the GPU on the host, which no capture allows."""
+
+    def loss(self, step: Step) -> torch.Tensor | None:
+        return step.logits.sum() * 1e-3 if float(step.logits[0, 0].detach()) > 0 else None
+
+
+def test_a_step_that_cannot_be_captured_runs_eagerly_and_names_the_method() -> None:
+    notes: list[str] = []
+    serial, _, _ = two_rounds(Serial, method=[Reads()])
+    eager, _, executor = two_rounds(lambda w, d: Slots(w, d, notes.append), 3, method=[Reads()])
+    assert_same_bits(serial, eager)
+    assert isinstance(executor, Slots) and executor.slots[0].graphs is None
+    assert len(notes) == 1 and "Reads.loss" in notes[0] and "runs eagerly" in notes[0]
+    two_rounds(Slots, 2)  # and the next run is captured again
+
+
+def test_dropout_of_torch_runs_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
+    create = World.network
+
+    def with_dropout(of: World) -> Any:
+        network = create(of)
+        network.pool = nn.Sequential(network.pool, nn.Dropout(0.3))
+        return network
+
+    monkeypatch.setattr(World, "network", with_dropout)
+    notes: list[str] = []
+    serial, _, _ = two_rounds(Serial)
+    assert_same_bits(serial, two_rounds(lambda w, d: Slots(w, d, notes.append), 3)[0])
+    assert "nn.Dropout" in notes[0]
+
+
+@pytest.fixture
+def small_gpu() -> Iterator[None]:
+    """As if the GPU had little memory."""
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    used = torch.cuda.memory_reserved()
+    torch.cuda.set_per_process_memory_fraction((used + 2.5e9) / total)
+    yield
+    torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def test_little_memory_means_fewer_slots_and_the_same_result(small_gpu: None) -> None:
+    more: dict[str, Any] = {"model": "resnet18", "clients": 16, "partition": "iid", "local_epochs": 1, "batch_size": 20}
+    more["data"] = "synthetic:samples=640,test=600,size=32,channels=3"
+    notes: list[str] = []
+    found, _, executor = two_rounds(lambda w, d: Slots(w, d, notes.append), 16, **more)
+    assert isinstance(executor, Slots)
+    assert 1 <= len(executor.slots) < 16 and notes
+    print(len(executor.slots), notes)
+    executor.close()
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    assert_same_bits(found, two_rounds(Serial, **more)[0])
+
+
+def test_memory_is_a_constant_plus_that_of_the_slots() -> None:
+    peaks = []
+    for slots in (2, 4, 8):
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        more = {"model": "resnet18", "clients": 8, "partition": "iid", "local_epochs": 1, "batch_size": 32}
+        _, _, executor = two_rounds(Slots, slots, data="synthetic:samples=640,test=600,size=32,channels=3", **more)
+        peaks.append(torch.cuda.max_memory_allocated() - before)
+        assert isinstance(executor, Slots)
+        executor.close()
+        del executor
+    each = (peaks[2] - peaks[1]) / 4
+    print([round(p / 1e6) for p in peaks], round(each / 1e6))
+    assert each > 0 and peaks[0] + 6 * each == pytest.approx(peaks[2], rel=0.15)
+
+
+SHAPES = [(64, 64, 32, 32), (64, 512, 4, 4), (16, 3, 5, 7), (37, 96, 8, 8), (64, 512), (5, 10), (64, 1280, 4, 4)]
+
+
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("offset", [0.0, 100.0])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_fused_batch_norm_agrees_with_float64(shape: tuple[int, ...], offset: float, relu: bool) -> None:
+    if not fused.available():
+        pytest.skip("no Triton here")
+    draws = torch.Generator("cuda").manual_seed(3)
+    x = torch.randn(shape, device="cuda", generator=draws) * 1.7 + offset
+    g = torch.randn(shape, device="cuda", generator=draws)
+    if len(shape) == 4:
+        x, g = x.to(memory_format=torch.channels_last), g.to(memory_format=torch.channels_last)
+    layer = (BatchNorm2d if len(shape) == 4 else BatchNorm1d)(shape[1]).cuda()
+    layer.weight.data.normal_(generator=draws)
+    layer.bias.data.normal_(generator=draws)
+    plain = (nn.BatchNorm2d if len(shape) == 4 else nn.BatchNorm1d)(shape[1]).cuda().double()
+    plain.load_state_dict({k: v for k, v in layer.state_dict().items()} | {"num_batches_tracked": torch.tensor(0)})
+    layer.ticket, layer.relu = fused.tickets(shape[1], x.device), relu
+
+    def outputs(module: Any, inputs: torch.Tensor, gradient: torch.Tensor) -> list[torch.Tensor]:
+        inputs = inputs.detach().clone(memory_format=torch.preserve_format).requires_grad_()
+        made = module(inputs)
+        made = made.relu() if relu and module is plain else made
+        return [made.detach(), *torch.autograd.grad(made, [inputs, module.weight, module.bias], gradient)]
+
+    ours, again, theirs = outputs(layer, x, g), outputs(layer, x, g), outputs(plain, x.double(), g.double())
+    outputs(plain, x.double(), g.double())
+    assert all(torch.equal(a, b) for a, b in zip(ours, again, strict=True))
+    # float32 knows numbers near 100 to 7.6e-6, against a spread of 1.7.
+    limit = 1e-5 if offset else 1e-6
+    running = [(layer.running_mean, plain.running_mean), (layer.running_var, plain.running_var)]
+    for a, b in [*zip(ours, theirs, strict=True), *running]:
+        assert a is not None and b is not None
+        assert (a.double() - b).norm() <= limit * max(float(b.norm()), 0.3 * len(b) ** 0.5)
+
+
+@pytest.mark.parametrize("shape", [(64, 64, 14, 14), (64, 128), (3, 5, 2, 7)])
+def test_fused_dropout_drops_the_same_entries(shape: tuple[int, ...]) -> None:
+    if not fused.available():
+        pytest.skip("no Triton here")
+    layer = Dropout(0.25)
+    layer.key = torch.tensor(-(2**61) + 12345, device="cuda")
+    x = torch.randn(shape, device="cuda")
+    x = (x.to(memory_format=torch.channels_last) if len(shape) == 4 else x).requires_grad_()
+    results = []
+    for on in (False, True):
+        layer.fused = on
+        made = layer(x)
+        results.append((made.detach(), torch.autograd.grad(made.sum(), x)[0]))
+    assert torch.equal(results[0][0], results[1][0]) and torch.equal(results[0][1], results[1][1])
+    assert 0.6 < float((results[1][0] != 0).float().mean()) < 0.9
+
+
+def test_a_gpu_drops_the_same_entries_as_a_cpu() -> None:
+    for key in (3, -(2**60)):
+        here = uniform(torch.tensor(key), torch.Size((50, 300)))
+        assert torch.equal(uniform(torch.tensor(key, device="cuda"), torch.Size((50, 300))).cpu(), here)
