@@ -2,8 +2,9 @@
 
 Times each augmentation of a batch of 128 pictures of 32 x 32 x 3, and one training step of a ResNet-18 (11 M
 parameters, the form for small pictures) on the same batch and device, in turns, so that whatever else the machine does
-falls on all of them. On a GPU each is captured as a CUDA graph and replayed, as the engine does it; ``--eager`` calls
-it. Random numbers are drawn beforehand, on the host; a column says what that takes.
+falls on all of them. On a GPU the pictures of several steps are changed together and each is captured as a CUDA graph
+and replayed, both as the engine does it; ``--eager`` calls it, ``--together 1`` takes one batch at a time. Random
+numbers are drawn beforehand, on the host; a column says what that takes.
 
     python benchmarks/augment.py                       the table, on the GPU if there is one
     python benchmarks/augment.py --device cpu --repeats 5 --json augment.json
@@ -27,6 +28,7 @@ from torch.nn.functional import cross_entropy, relu
 
 from isofed.data.augment import parse
 from isofed.draws import generator
+from isofed.engine.step import steps_ahead
 from isofed.records import environment
 
 BATCH, SHAPE = 128, (3, 32, 32)
@@ -114,11 +116,11 @@ def milliseconds(work: Callable[[], Any], calls: int, device: torch.device) -> f
     return 1e3 * (time.perf_counter() - began) / calls
 
 
-def measure(device: torch.device, repeats: int, eager: bool, bf16: bool) -> dict[str, dict[str, Any]]:
+def measure(device: torch.device, repeats: int, eager: bool, bf16: bool, together: int) -> dict[str, dict[str, Any]]:
     channels, height, width = SHAPE
-    levels = generator(0, "pictures").integers(0, 256, (BATCH, height, width, channels), dtype=np.uint8)
+    levels = generator(0, "pictures").integers(0, 256, (together * BATCH, height, width, channels), dtype=np.uint8)
     images = torch.from_numpy(levels).to(device)
-    works: dict[str, Callable[[], Any]] = {STEP: training_step(images, bf16)}
+    works: dict[str, Callable[[], Any]] = {STEP: training_step(images[:BATCH], bf16)}
     drawing: dict[str, float] = {}
     for text in TEXTS:
         made = parse(text)
@@ -126,7 +128,7 @@ def measure(device: torch.device, repeats: int, eager: bool, bf16: bool) -> dict
         began = time.perf_counter()
         drawn = made.draw(DRAWN_STEPS, BATCH, generator(0, "draws"), SHAPE)
         drawing[text] = 1e3 * (time.perf_counter() - began) / DRAWN_STEPS
-        here = {k: torch.from_numpy(v[0]).to(device) for k, v in drawn.items()}
+        here = {k: torch.from_numpy(v[:together]).to(device).flatten(0, 1) for k, v in drawn.items()}
         works[text] = lambda made=made, here=here: made.apply(images, here)  # type: ignore[misc]
     if device.type == "cuda" and not eager:
         works = {name: captured(work) for name, work in works.items()}
@@ -137,7 +139,7 @@ def measure(device: torch.device, repeats: int, eager: bool, bf16: bool) -> dict
         for name, work in works.items():
             found = milliseconds(work, calls[name], device)
             if repeat:  # the first round warms up
-                times[name].append(found)
+                times[name].append(found if name == STEP else found / together)
     return {
         name: {"milliseconds": values, "drawing": drawing.get(name), "share": _shares(values, times[STEP])}
         for name, values in times.items()
@@ -157,11 +159,14 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--eager", action="store_true", help="on a GPU, call instead of replaying a CUDA graph")
+    parser.add_argument("--together", type=int, help="steps whose pictures are changed together; as the engine does")
     parser.add_argument("--bf16", action="store_true", help="train in bfloat16 autocast")
     parser.add_argument("--json", type=Path, help="write all numbers here")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
-    found = measure(device, arguments.repeats, arguments.eager, arguments.bf16)
+    one = torch.empty((1, *SHAPE), dtype=torch.uint8, device=device)
+    together = arguments.together or steps_ahead(BATCH, one)
+    found = measure(device, arguments.repeats, arguments.eager, arguments.bf16, together)
     about = environment(str(device), "")
     print(f"{about['device_name']}, torch {about['torch']}, {torch.get_num_threads()} threads")
     print(f"{'':30}{'ms a batch':>30}{'% of a training step':>30}{'ms drawing':>12}")
@@ -170,8 +175,10 @@ def main() -> None:
         drawing = "" if result["drawing"] is None else f"{result['drawing']:.3f}"
         print(f"{name:30}{_cell(result['milliseconds'], 3):>30}{share:>30}{drawing:>12}")
     print(f"median (range) of {arguments.repeats} repeats in turns, batches of {BATCH} pictures of 32 x 32 x 3")
+    print(f"pictures of {together} steps are changed together")
     if arguments.json:
         record = {"environment": about, "repeats": arguments.repeats, "eager": arguments.eager, "bf16": arguments.bf16}
+        record |= {"together": together}
         arguments.json.write_text(json.dumps(record | {"cases": found}, indent=2) + "\n")
 
 

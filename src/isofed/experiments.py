@@ -10,10 +10,10 @@ import hashlib
 import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from isofed import spec
 from isofed.config import Settings
@@ -30,7 +30,16 @@ from isofed.progress import Watcher
 from isofed.records import CONFIG, RunFolder
 from isofed.result import Result
 
-_HOW = {"executor", "workers", "device"}  # settings that say how a run is computed, not what it computes
+if TYPE_CHECKING:
+    from isofed.engine.ray_actors import Cluster
+
+_HOW = {
+    "executor",
+    "workers",
+    "slots",
+    "actors",
+    "device",
+}  # settings that say how a run is computed, not what it computes
 
 
 def _ignored(s: Settings) -> set[str]:
@@ -174,7 +183,7 @@ def _failures(batch: Batch) -> Iterator[str]:
         yield from by_seed.values()
 
 
-def _run(plan: Plan, data: _Data, pool: Pool | None, watcher: Watcher) -> Result:
+def _run(plan: Plan, data: _Data, pool: Pool | Cluster | None, watcher: Watcher) -> Result:
     how = {k: getattr(plan.settings, k) for k in _HOW}
     if (plan.folder / CONFIG).exists():
         folder = RunFolder.open(plan.folder)
@@ -217,17 +226,20 @@ class _Data:
 
 
 @contextmanager
-def _pool(plans: Sequence[Plan]) -> Iterator[Pool | None]:
-    """One set of worker processes for all runs that are still to be made, if any of them may use it."""
-    missing = [p for p in plans if not (p.folder / "result.json").exists()]
-    if not any(may_use_workers(p.settings) for p in missing):
+def _pool(plans: Sequence[Plan]) -> Iterator[Pool | Cluster | None]:
+    """One set of worker processes or actors for all runs that are still to be made, if any of them may use it."""
+    missing = [p.settings for p in plans if not (p.folder / "result.json").exists()]
+    if any(s.executor == "ray" for s in missing):
+        from isofed.engine.ray_actors import Cluster
+
+        shared: Pool | Cluster = Cluster(missing[0].actors, missing[0].device != "cpu")
+    elif any(may_use_workers(s) for s in missing):
+        shared = Pool(missing[0].workers or available_cores())
+    else:
         yield None
         return
-    pool = Pool(missing[0].settings.workers or available_cores())
-    try:
-        yield pool
-    finally:
-        pool.close()
+    with closing(shared):
+        yield shared
 
 
 def _slug(text: str) -> str:

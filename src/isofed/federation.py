@@ -83,8 +83,8 @@ class Federation:
     def resume(
         cls, path: str | Path, *, dataset: Dataset | None = None, pool: Pool | Cluster | None = None, **changes: Any
     ) -> Federation:
-        """Take up a run where its folder ends. Only how it is computed may change: executor, workers, device."""
-        allowed = {"actors", "executor", "workers", "device"}
+        """Take up a run where its folder ends. Only how it is computed may change: executor, device and the like."""
+        allowed = {"executor", "workers", "slots", "actors", "device"}
         if set(changes) - allowed:
             key = sorted(set(changes) - allowed)[0]
             raise UserError(f"'{key}' cannot change when a run is resumed, only {', '.join(sorted(allowed))} can")

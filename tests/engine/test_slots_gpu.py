@@ -117,7 +117,7 @@ def test_bf16_learns_as_fp32_does() -> None:
         / 3
         for precision in ("fp32", "bf16")
     }
-    assert found["fp32"] > 0.5
+    assert found["fp32"] > 0.2  # of ten classes
     assert abs(found["bf16"] - found["fp32"]) < 0.05
 
 

@@ -30,7 +30,7 @@ def executor_for(
 ) -> Iterator[Executor]:
     """The executor that the settings ask for.
 
-    ``shared`` are worker processes that outlive the run; ``note`` hears what a person should know.
+    ``shared`` are worker processes or actors that outlive the run; ``note`` hears what a person should know.
     """
     s, kind = world.settings, world.settings.executor
     if kind == "auto" and device.type == "cuda":
@@ -38,17 +38,14 @@ def executor_for(
     elif kind == "auto":
         steps = s.rounds * sum(steps_of(len(c), s) for c in world.clients) * s.participation
         # Worker processes take seconds to start: not worth it for a small run, unless they are there already.
-        worth = shared is not None or s.workers is not None or steps > WORTH_WORKERS
+        worth = isinstance(shared, Pool) or s.workers is not None or steps > WORTH_WORKERS
         kind = "workers" if worth and len(world.clients) > 1 and may_use_workers(s) else "serial"
     if kind == "serial":
         yield Serial(world, device)
         return
     if kind == "slots":
-        slots = Slots(world, device, note)
-        try:
+        with closing(Slots(world, device, note)) as slots:
             yield slots
-        finally:
-            slots.close()
         return
     if not portable(s.method):
         raise UserError(
@@ -110,6 +107,7 @@ def exact_arithmetic(s: Settings) -> Iterator[None]:
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark
     matmul.allow_tf32 = cudnn.allow_tf32 = s.precision != "fp32"
+    # Trying algorithms out and keeping the fastest makes the choice, and with it the last bits, a matter of chance.
     cudnn.deterministic, cudnn.benchmark = s.deterministic, False
     try:
         yield

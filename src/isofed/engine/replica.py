@@ -173,8 +173,6 @@ class Replica:
         step.counter.zero_()
         step.position = 0
         local.loss.zero_()
-        counts = np.bincount(self.pictures["train"].labels_here[samples], minlength=self.run.classes)
-        self.upload({"label_counts": step.label_counts}, {"label_counts": counts})
         return self._plan(job, samples)
 
     def _plan(self, job: Job, samples: np.ndarray) -> Visit:
@@ -217,7 +215,9 @@ class Replica:
             raise UserError(f"a method's plan uses the name '{taken[0]}', which is the round's own; choose another")
         step.host = {k: drawn.pop(k) for k in local.method.host}
         plan |= drawn
-        self.upload(step.plan, plan)
+        counts = np.bincount(self.pictures["train"].labels_here[samples], minlength=self.run.classes)
+        self.upload(step.plan, plan | {"isofed.label_counts": counts})
+        step.label_counts.copy_(step.plan["isofed.label_counts"])
         return visit
 
     def finish(self, job: Job, visit: Visit) -> Outcome:

@@ -97,7 +97,7 @@ class LocalStep:
         step.add_gradient, step.autocast, step.piece = self.add_gradient, self.autocast, self._piece
         self.dropouts = dropouts(network)
         self.do: Do = at_once
-        self.ahead = _steps_ahead(settings.batch_size, train.images)
+        self.ahead = steps_ahead(settings.batch_size, train.images)
         self._rows = torch.arange(self.ahead, device=device)
         self._ready: tuple[Tensor, Tensor]  # inputs and labels of the next steps
         self._counted = False  # whether this batch's loss is in the sum
@@ -273,7 +273,7 @@ def _in_half(network: Network, entries: Iterable[Entry], half: Tensor) -> list[t
     ]
 
 
-def _steps_ahead(batch: int, images: Tensor) -> int:
+def steps_ahead(batch: int, images: Tensor) -> int:
     """Steps whose pictures are made ready together."""
     if images.device.type == "cpu":
         return 1
