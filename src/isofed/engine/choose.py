@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -40,6 +41,8 @@ def executor_for(
         # Worker processes take seconds to start: not worth it for a small run, unless they are there already.
         worth = isinstance(shared, Pool) or s.workers is not None or steps > WORTH_WORKERS
         kind = "workers" if worth and len(world.clients) > 1 and may_use_workers(s) else "serial"
+    if device.type == "cpu" and s.precision == "bf16" and not native_bf16():
+        note("this processor has no bfloat16 arithmetic of its own: precision=bf16 may be slower than fp32 here")
     if kind == "serial":
         yield Serial(world, device)
         return
@@ -80,6 +83,15 @@ def may_use_workers(s: Settings) -> bool:
 def available_cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def native_bf16() -> bool:
+    """Whether this processor multiplies bfloat16 numbers; where one cannot know, it is not doubted."""
+    try:
+        words = set(Path("/proc/cpuinfo").read_text().split())
+    except OSError:
+        return True
+    return not words.isdisjoint({"avx512_bf16", "amx_bf16", "bf16"})
 
 
 def device_of(text: str) -> torch.device:

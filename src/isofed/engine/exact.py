@@ -22,6 +22,8 @@ from torch import Tensor
 
 LIMIT = 2.0**31  # of a single value: the coarse sum, of weights that add up to at most 1, stays below 2^32
 CARRY = 2**15  # terms after which the fine sum, at most 2^-21 each, is brought back to one such term
+# Numbers that a processor adds at once: what is made on the way stays in its cache, and its memory in the process.
+_BLOCK = 2**16
 _COARSE = 1.5 * 2.0**32  # adding and subtracting it rounds to a multiple of 2^-20
 _FINE = 1.5 * 2.0**-6  # the same for 2^-58
 
@@ -51,10 +53,17 @@ class ExactSum:
 
     def add(self, value: Tensor, weight: float = 1.0) -> None:
         """Add ``weight`` times a tensor, each element smaller than :data:`LIMIT`."""
-        term = value.double() * (weight * self._scale)
-        coarse = (term + _COARSE).sub_(_COARSE)
-        fine = term.sub_(coarse).add_(_FINE).sub_(_FINE)
-        self._take(coarse, fine, weight)
+        if self._coarse is None or self._fine is None:
+            self._coarse = torch.zeros(value.shape, dtype=torch.float64, device=value.device)
+            self._fine = torch.zeros_like(self._coarse)
+        size = _BLOCK if value.device.type == "cpu" else max(value.numel(), 1)
+        pieces = (t.reshape(-1).split(size) for t in (value, self._coarse, self._fine))
+        for given, coarse, fine in zip(*pieces, strict=True):
+            term = given.double() * (weight * self._scale)
+            whole = (term + _COARSE).sub_(_COARSE)
+            coarse.add_(whole)
+            fine.add_(term.sub_(whole).add_(_FINE).sub_(_FINE))
+        self._taken(weight)
 
     def parts(self) -> Parts:
         """What :meth:`merge` takes; this sum can go on."""
@@ -74,12 +83,16 @@ class ExactSum:
         else:
             self._coarse.add_(coarse)
             self._fine.add_(fine)
+        self._taken(weight)
+
+    def _taken(self, weight: float) -> None:
         self.weight += weight
         self._terms += 1
         if self._terms % CARRY == 0:
-            carried = _carry(self._fine)
-            self._coarse.add_(carried)
-            self._fine.sub_(carried)
+            coarse, fine = self._known()
+            carried = _carry(fine)
+            coarse.add_(carried)
+            fine.sub_(carried)
 
     def _known(self) -> tuple[Tensor, Tensor]:
         if self._coarse is None or self._fine is None:

@@ -20,6 +20,7 @@ from torch import Tensor
 from isofed.errors import RunError
 from isofed.layout import Tensors
 
+AHEAD = 2  # requests that a worker may have: the one it works on, and the next
 Letter = dict[str, Any]
 _ALIGN = 64
 
@@ -46,51 +47,62 @@ def _alive(process: int) -> bool:
 
 
 class Outbox:
-    """The sending side: one file that is written again for each letter and replaced when it is too small."""
+    """The sending side: files that take turns, each written again for a later letter and replaced when too small.
 
-    def __init__(self, folder: Path, name: str) -> None:
-        self._folder, self._name = folder, name
-        self._memory: mmap.mmap | None = None
-        self._path = Path()
-        self._version = 0
+    With two ``turns`` a letter stays as it is while the next one is written.
+    """
+
+    def __init__(self, folder: Path, name: str, turns: int = 1) -> None:
+        self._boxes = [_Box(folder, f"{name}.{turn}") for turn in range(turns)]
+        self._posted = 0
 
     def post(self, tensors: Tensors) -> Letter:
-        """Lay tensors into the file; the receiver must be done with the letter before."""
+        """Lay tensors into a file; the receiver must be done with the letter that was there."""
         items, offset = [], 0
         for name, tensor in tensors.items():
             size = tensor.numel() * tensor.element_size()
             items.append([name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), offset])
             offset += -(-size // _ALIGN) * _ALIGN
-        memory = self._room(max(offset, 1))
+        box = self._boxes[self._posted % len(self._boxes)]
+        self._posted += 1
+        memory = box.room(max(offset, 1))
         for tensor, item in zip(tensors.values(), items, strict=True):
             if tensor.numel():
                 _view(memory, item).copy_(tensor)
-        return {"file": str(self._path), "items": items}
+        return {"box": box.name, "file": str(box.path), "items": items}
 
-    def _room(self, size: int) -> mmap.mmap:
+
+class _Box:
+    """One file of an outbox."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.name, self.path = name, Path()
+        self._folder, self._version = folder, 0
+        self._memory: mmap.mmap | None = None
+
+    def room(self, size: int) -> mmap.mmap:
         if self._memory is None or len(self._memory) < size:
             if self._memory is not None:
-                self._path.unlink(missing_ok=True)  # whoever still maps the old file keeps it
+                self.path.unlink(missing_ok=True)  # whoever still maps the old file keeps it
             self._version += 1
-            self._path = self._folder / f"{self._name}-{self._version}"
-            self._memory = _create(self._path, size)
+            self.path = self._folder / f"{self.name}-{self._version}"
+            self._memory = _create(self.path, size)
         return self._memory
 
 
 class Inbox:
-    """The receiving side: keeps the sender's file mapped."""
+    """The receiving side: keeps the sender's files mapped."""
 
     def __init__(self) -> None:
-        self._file = ""
-        self._memory: mmap.mmap | None = None
+        self._mapped: dict[str, tuple[str, mmap.mmap]] = {}  # by box: its present file
 
     def read(self, letter: Letter) -> Tensors:
-        """The tensors of a letter, as views of the sender's memory: copy what must outlive the next letter."""
-        if letter["file"] != self._file or self._memory is None:
-            with open(letter["file"], "r+b") as file:
-                self._memory = mmap.mmap(file.fileno(), 0)
-            self._file = letter["file"]
-        memory = self._memory
+        """The tensors of a letter, as views of the sender's memory: copy what must outlive its turn."""
+        file, memory = self._mapped.get(letter["box"], ("", None))
+        if memory is None or letter["file"] != file:
+            with open(letter["file"], "r+b") as opened:
+                memory = mmap.mmap(opened.fileno(), 0)
+            self._mapped[letter["box"]] = letter["file"], memory
         return {item[0]: _view(memory, item) for item in letter["items"]}
 
 

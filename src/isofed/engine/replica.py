@@ -320,8 +320,8 @@ def chunks(index: np.ndarray) -> list[np.ndarray]:
 def largest(*values: Tensor) -> Tensor:
     """The largest absolute value of some tensors, NaN if there is one, as a float64 number of their device."""
     # What is not a floating-point number cannot be NaN, and is not summed.
-    found = [torch.linalg.vector_norm(v, torch.inf) for v in values if v.numel() and v.is_floating_point()]
-    return torch.stack([f.double() for f in found]).amax()  # which hands a NaN on
+    ends = [end for v in values if v.numel() and v.is_floating_point() for end in torch.aminmax(v)]
+    return torch.stack([end.double() for end in ends]).abs().amax()  # all of which hand a NaN on
 
 
 @contextmanager

@@ -86,6 +86,7 @@ class LocalStep:
         trained = [e for e in layout.entries if e.trained]
         self.parameters = [named[e.name] for e in trained]
         self.gradients = [e.view(step.grad) for e in trained]
+        self._gaps = _gaps(trained, step.grad)
         lowered = settings.precision == "bf16" and device.type == "cuda"
         self._half = torch.empty_like(self.flat, dtype=torch.bfloat16) if lowered else None
         self._halves = [] if self._half is None else _in_half(network, trained, self._half)
@@ -151,6 +152,8 @@ class LocalStep:
         self.method.batch(step)
         if self.method.wraps:  # whoever comes before the first pass finds no gradient
             step.grad.zero_()
+        elif self.method.corrects and self._gaps:  # whatever was put there in the last step
+            torch._foreach_zero_(self._gaps)
 
     def set_batch(self, inputs: Tensor, labels: Tensor) -> None:
         """Put a batch where the passes and the methods look for it."""
@@ -259,6 +262,13 @@ class LocalStep:
             return nullcontext()
         # The cache of cast weights would hand a second pass the weights of the first.
         return torch.autocast(self.run.device.type, torch.bfloat16, cache_enabled=False)
+
+
+def _gaps(entries: Iterable[Entry], vector: Tensor) -> list[Tensor]:
+    """The places of a vector over the trained weights that belong to no weight."""
+    ends = [(e.offset, e.offset + e.size) for e in entries]
+    starts = [start for start, _ in ends[1:]] + [len(vector)]
+    return [vector[end:start] for (_, end), start in zip(ends, starts, strict=True) if start > end]
 
 
 def _in_half(network: Network, entries: Iterable[Entry], half: Tensor) -> list[tuple[nn.Parameter, Tensor, Tensor]]:

@@ -1,7 +1,8 @@
 """The worker process: ``python -m isofed.engine.worker``, started and spoken to by :mod:`isofed.engine.workers`.
 
-It reads one JSON request per line and answers each with one JSON line; tensors travel through mailboxes. It computes
-on one thread, and leaves when its parent closes the pipe or dies.
+It reads one JSON request per line and answers each with one JSON line; tensors travel through mailboxes. The next
+request may lie in the pipe while it works, so that it need not wait for its parent; an answer stays where it is until
+the next but one. It computes on one thread, and leaves when its parent closes the pipe or dies.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import torch
 
 from isofed.config import settings
 from isofed.data.base import Dataset, Part
-from isofed.engine.mailbox import Inbox, Outbox
+from isofed.engine.mailbox import AHEAD, Inbox, Outbox
 from isofed.engine.replica import Job, Replica
 from isofed.engine.serial import failure
 from isofed.engine.world import World
@@ -32,7 +33,7 @@ class Worker:
     """Answers the requests of the parent, one at a time."""
 
     def __init__(self, folder: Path, number: int) -> None:
-        self.outbox = Outbox(folder, f"worker-{number}-{os.getpid()}")
+        self.outbox = Outbox(folder, f"worker-{number}-{os.getpid()}", turns=AHEAD)
         self.shared, self.own, self.data = Inbox(), Inbox(), Inbox()
         self.replica: Replica | None = None
 

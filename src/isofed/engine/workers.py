@@ -1,8 +1,9 @@
 """Clients side by side in long-lived worker processes, one thread each.
 
 Weights and data lie in shared memory; only a line of text goes through a pipe for each visit. A worker takes the next
-visit as soon as it is free, the longest first. Workers are ordinary child processes that import nothing from the
-caller's script, and they can be handed from run to run (``Pool``), so a comparison starts them once.
+visit as soon as it is free, the longest first; while there is plenty to do, its next one lies ready before that.
+Workers are ordinary child processes that import nothing from the caller's script, and they can be handed from run to
+run (``Pool``), so a comparison starts them once.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -23,9 +25,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from isofed.engine.mailbox import Inbox, Letter, Outbox, shared_folder
+from isofed.engine.mailbox import AHEAD, Inbox, Letter, Outbox, shared_folder
 from isofed.engine.plan import steps_of
-from isofed.engine.replica import Job, Outcome, Score
+from isofed.engine.replica import Job, Outcome, Score, one_thread
 from isofed.engine.serial import States, chunks
 from isofed.engine.world import World
 from isofed.errors import RunError
@@ -45,8 +47,9 @@ class _Process:
 
     def __init__(self, folder: Any, number: int) -> None:
         self.folder, self.number = folder, number
-        self.outbox, self.inbox = Outbox(folder, f"parent-{number}"), Inbox()
+        self.outbox, self.inbox = Outbox(folder, f"parent-{number}", turns=AHEAD), Inbox()
         self.set_up: dict[str, Any] | None = None  # the last set-up, to be repeated after a restart
+        self._asked: deque[dict[str, Any]] = deque()  # requests without a reply so far
         self.unwanted = False
         self._start()
 
@@ -64,40 +67,62 @@ class _Process:
             encoding="utf-8",
         )
 
+    def send(self, request: dict[str, Any]) -> None:
+        """Put a request into the pipe, behind those that are there."""
+        self._asked.append(request)
+        self._write(request)
+
+    def receive(self) -> dict[str, Any]:
+        """The reply to the oldest request; if the process dies of it, start another one and try once more."""
+        for tries_left in (1, 0):
+            line = self._line()
+            if line:
+                reply: dict[str, Any] = json.loads(line)
+                self._asked.popleft()
+                return reply
+            how = _how(self.process.wait())
+            if self.unwanted or not tries_left:
+                break
+            self._restart()
+        self._asked.popleft()
+        if self._asked and not self.unwanted:
+            self._restart()  # the requests behind it are none the worse
+        raise WorkerDied(how)
+
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
         """Send a request and wait for the reply."""
-        assert self.process.stdin is not None and self.process.stdout is not None
-        try:
+        self.send(request)
+        return self.receive()
+
+    def _restart(self) -> None:
+        """Start another process in the place of one that died, and give it the same requests."""
+        self.close()
+        self.inbox = Inbox()
+        self._start()
+        if self.set_up is not None and self._asked[0]["do"] != "set-up":
+            self._write(self.set_up)
+            self._line()  # if it dies of this already, it does not answer the next request either
+        for request in self._asked:
+            self._write(request)
+
+    def _write(self, request: dict[str, Any]) -> None:
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):  # that it is dead shows when there is no reply
             self.process.stdin.write(json.dumps(request) + "\n")
             self.process.stdin.flush()
-            line = self.process.stdout.readline()
-        except (BrokenPipeError, OSError):
-            line = ""
-        if not line.endswith("\n"):
-            raise WorkerDied(_how(self.process.wait()))
-        if request["do"] == "set-up":
-            self.set_up = request
-        reply: dict[str, Any] = json.loads(line)
-        return reply
 
-    def ask_again(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Send a request; if the process dies of it, start another one and try once more."""
-        try:
-            return self.ask(request)
-        except WorkerDied:
-            if self.unwanted:
-                raise
-            self.close()
-            self.inbox = Inbox()
-            self._start()
-            if self.set_up is not None and request["do"] != "set-up":
-                self.ask(self.set_up)
-            return self.ask(request)
+    def _line(self) -> str:
+        """A whole line of the process, or nothing where it died."""
+        assert self.process.stdout is not None
+        with contextlib.suppress(OSError):
+            line = self.process.stdout.readline()
+            return line if line.endswith("\n") else ""
+        return ""
 
     def close(self) -> None:
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None:
-                with contextlib.suppress(BrokenPipeError):
+                with contextlib.suppress(OSError):
                     pipe.close()
         try:
             self.process.wait(timeout=2)
@@ -164,42 +189,46 @@ class Workers:
 
         def set_up(process: _Process) -> None:
             try:
-                reply = process.ask_again(dict(request))
+                reply = process.ask(request)
             except WorkerDied as error:
                 raise RunError(f"a worker process could not start ({error}); use executor=serial to see why") from None
             if "error" in reply:
                 raise RunError(f"a worker process could not be set up: it {reply['error']}")
+            process.set_up = request
 
         pool.each(set_up)
 
     def train(self, jobs: Sequence[Job], weights: Tensor, sent: Tensors, states: States) -> Iterator[Outcome]:
         letter = self._post(weights, sent)
-        sizes = {job.client: steps_of(len(self.world.clients[job.client]), self.world.settings) for job in jobs}
-        longest_first = sorted(jobs, key=lambda job: (-sizes[job.client], job.client))
 
-        def visit(process: _Process, job: Job) -> Outcome:
-            request = _request("train", letter, process, states(job.client), job=dataclasses.asdict(job))
+        def request(process: _Process, job: Job) -> dict[str, Any]:
+            return _request("train", letter, process, states(job.client), job=dataclasses.asdict(job))
+
+        def read(process: _Process, job: Job) -> Outcome:
             try:
-                reply = process.ask_again(request)
+                reply = process.receive()
             except WorkerDied as error:
                 return Outcome(job.client, problem=str(error))
             if "error" in reply:
                 return Outcome(job.client, problem=reply["error"])
             return _outcome(job.client, reply, process.inbox)
 
-        yield from self._share_out(longest_first, visit)
+        yield from self._share_out(self._sized(jobs), request, read)
 
     def score(self, part: str, index: np.ndarray, weights: Tensor, state: Tensors | None = None) -> Score:
         letter = self.pool.shared.post({"weights": weights})
         pieces = list(enumerate(chunks(index)))
 
-        def judge(process: _Process, piece: tuple[int, np.ndarray]) -> tuple[int, Score]:
-            request = _request("score", letter, process, state, part=part, index=piece[1].tolist())
-            reply = self._answered(process, request, "an evaluation")
+        def request(process: _Process, piece: tuple[int, np.ndarray]) -> dict[str, Any]:
+            return _request("score", letter, process, state, part=part, index=piece[1].tolist())
+
+        def read(process: _Process, piece: tuple[int, np.ndarray]) -> tuple[int, Score]:
+            reply = self._answered(process, "an evaluation")
             correct, seen = np.array(reply["correct"]), np.array(reply["seen"])
             return piece[0], Score(correct, seen, float.fromhex(reply["loss"]))
 
-        scores = [score for _, score in sorted(self._share_out(pieces, judge), key=lambda pair: pair[0])]
+        found = self._share_out([(len(samples), (n, samples)) for n, samples in pieces], request, read)
+        scores = [score for _, score in sorted(found, key=lambda pair: pair[0])]
         return sum(scores, Score.none(len(self.world.dataset.classes)))
 
     def answer(
@@ -207,67 +236,113 @@ class Workers:
     ) -> Iterator[Tensors]:
         letter = self._post(weights, sent)
 
-        def ask(process: _Process, job: Job) -> tuple[int, Tensors]:
+        def request(process: _Process, job: Job) -> dict[str, Any]:
             extra = {"exchange": exchange, "job": dataclasses.asdict(job)}
-            request = _request("answer", letter, process, states(job.client), **extra)
-            reply = self._answered(process, request, f"client {job.client} has no answer to '{exchange}': it")
+            return _request("answer", letter, process, states(job.client), **extra)
+
+        def read(process: _Process, job: Job) -> tuple[int, Tensors]:
+            reply = self._answered(process, f"client {job.client} has no answer to '{exchange}': it")
             return job.client, {k: v.clone() for k, v in process.inbox.read(reply["letter"]).items()}
 
         waiting: dict[int, Tensors] = {}
         order = [job.client for job in jobs]
-        for client, tensors in self._share_out(list(jobs), ask):
+        for client, tensors in self._share_out([(1, job) for job in jobs], request, read):
             waiting[client] = tensors
             while order and order[0] in waiting:
                 yield waiting.pop(order.pop(0))
+
+    def _sized(self, jobs: Sequence[Job]) -> list[tuple[int, Job]]:
+        """Jobs with their numbers of steps, the longest first."""
+        sized = [(steps_of(len(self.world.clients[job.client]), self.world.settings), job) for job in jobs]
+        return sorted(sized, key=lambda pair: (-pair[0], pair[1].client))
 
     def _post(self, weights: Tensor, sent: Tensors) -> Letter:
         return self.pool.shared.post({"weights": weights} | {f"sent/{k}": v for k, v in sent.items()})
 
     @staticmethod
-    def _answered(process: _Process, request: dict[str, Any], what: str) -> dict[str, Any]:
+    def _answered(process: _Process, what: str) -> dict[str, Any]:
         try:
-            reply = process.ask_again(request)
+            reply = process.receive()
         except WorkerDied as error:
             raise RunError(f"{what} was lost: {error}") from None
         if "error" in reply:
             raise RunError(f"{what} {reply['error']}")
         return reply
 
-    def _share_out(self, tasks: Sequence[Any], do: Callable[[_Process, Any], Any]) -> Iterator[Any]:
-        """Let each worker take the next task when it is free; give results as they come."""
-        todo: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    def _share_out(
+        self,
+        tasks: Sequence[tuple[int, Any]],
+        request: Callable[[_Process, Any], dict[str, Any]],
+        read: Callable[[_Process, Any], Any],
+    ) -> Iterator[Any]:
+        """Let each worker take the next task when it is free, or a little before; give results as they come."""
+        processes = self.pool.processes[: len(tasks)]
+        todo = _Tasks(tasks, len(processes))
         done: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        for task in tasks:
-            todo.put(task)
 
         def serve(process: _Process) -> None:
+            asked: deque[tuple[int, Any]] = deque()
             while True:
-                try:
-                    task = todo.get_nowait()
-                except queue.Empty:
+                while len(asked) < AHEAD and (taken := todo.take(sum(size for size, _ in asked))):
+                    try:
+                        process.send(request(process, taken[1]))
+                    except BaseException as error:
+                        done.put((None, error))
+                    else:
+                        asked.append(taken)
+                if not asked:
                     return
                 try:
-                    done.put((do(process, task), None))
+                    done.put((read(process, asked[0][1]), None))
                 except BaseException as error:
                     done.put((None, error))
+                asked.popleft()
 
-        threads = [threading.Thread(target=serve, args=(p,), daemon=True) for p in self.pool.processes[: len(tasks)]]
+        threads = [threading.Thread(target=serve, args=(process,), daemon=True) for process in processes]
         for thread in threads:
             thread.start()
         try:
-            for _ in tasks:
-                result, error = done.get()
-                if error is not None:
-                    raise error
-                yield result
+            with one_thread(torch.device("cpu")):  # whoever uses the results has no core for itself, either
+                for _ in tasks:
+                    result, error = done.get()
+                    if error is not None:
+                        raise error
+                    yield result
         except KeyboardInterrupt:
             self.pool.kill()
             raise
         finally:
-            while not todo.empty():  # left early: nobody may start what nobody will read
-                todo.get_nowait()
+            todo.clear()  # left early: nobody may start what nobody will read
             for thread in threads:
                 thread.join()
+
+
+class _Tasks:
+    """What is still to be done, and how much of it there is."""
+
+    def __init__(self, tasks: Sequence[tuple[int, Any]], takers: int) -> None:
+        self._tasks, self._takers = deque((max(size, 1), task) for size, task in tasks), takers
+        self._left = sum(size for size, _ in self._tasks)
+        self._lock = threading.Lock()
+
+    def take(self, busy: int) -> tuple[int, Any] | None:
+        """The next task, for a worker that has ``busy`` steps before it.
+
+        Who is busy gets one only if the rest is enough for all others until they are done with theirs as well: nobody
+        shall be idle in the end while a task waits behind another.
+        """
+        with self._lock:
+            if not self._tasks:
+                return None
+            size = self._tasks[0][0]
+            if busy and self._left - size < (self._takers - 1) * (busy + size):
+                return None
+            self._left -= size
+            return self._tasks.popleft()
+
+    def clear(self) -> None:
+        with self._lock:
+            self._tasks.clear()
 
 
 def _set_up(world: World, pool: Pool) -> dict[str, Any]:

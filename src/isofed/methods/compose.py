@@ -188,6 +188,11 @@ class Composition:
         """Whether a part wraps the passes."""
         return bool(self._around)
 
+    @property
+    def corrects(self) -> bool:
+        """Whether a part corrects the gradient."""
+        return bool(self._gradient)
+
     def gradient(self, step: Step) -> None:
         for hook in self._gradient:
             hook(step)
