@@ -71,6 +71,6 @@ $(STAMP): pyproject.toml constraints.txt
 	else echo 'setting up $(VENV) (once, about a minute)…'; $(PYTHON) -m venv --clear $(VENV) || { rm -rf $(VENV); exit 1; }; fi
 	@rm -f $(STAMP)
 	@{ $(PIP) torch setuptools && \
-	   $(PIP) --no-build-isolation --editable '.[dev,plot,docs]'; } >$(LOG) 2>&1 || { \
+	   $(PIP) --no-build-isolation --editable '.[dev,plot,docs,ray]'; } >$(LOG) 2>&1 || { \
 	  tail -n 30 $(LOG); echo 'set-up failed; the lines above are the end of $(LOG). The next make starts it afresh.'; exit 1; }
 	@printf '%s\n' '$(CURDIR)' >$(STAMP)
