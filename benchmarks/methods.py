@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from steps import Federated, spread, world_of
 
+from isofed.bench import Federated, chosen, spread
 from isofed.engine.choose import exact_arithmetic
+from isofed.engine.world import World
 from isofed.records import environment
 
 METHODS = "fedprox,feddecorr,feduv,univarfl,spherefed,scaffold,fedalign,moon,gradaug:n=2"
@@ -28,22 +29,23 @@ GOALS |= {"fedalign": 1.25, "moon": 1.7, "gradaug:n=2": 2.3}
 
 def measure(network: str, methods: list[str], precision: str, slots: int, clients: int, repeats: int) -> dict[str, Any]:
     """Rates of FedAvg and of each method in turn; one method's replicas are on the GPU at a time beside FedAvg's."""
-    plain = world_of(network, precision, 64, slots)
+    common: dict[str, Any] = {"model": network, "precision": precision, "slots": slots, "device": "cuda"}
+    plain = World.create(chosen(**common))
     found: dict[str, Any] = {}
     with exact_arithmetic(plain.settings):
         base = Federated(plain, clients)
         base()
         for method in methods:
-            run = Federated(world_of(network, precision, 64, slots, method=method), clients)
+            run = Federated(World.create(chosen(**common, method=method)), clients)
             pairs = [(base(), run()) for _ in range(repeats)]
             peak = torch.cuda.max_memory_allocated() / 1e9
             ratios = [without / with_it for without, with_it in pairs]
             found[method] = {"ratios": ratios, "rates": [b for _, b in pairs], "setup": run.seconds, "peak": peak}
-            run.slots.close()
+            run.close()
             goal = f"at most {GOALS[method]}" if method in GOALS else ""
             print(f"{network:16}{method:16}{spread(ratios, 3):>28}{goal:>16}{run.seconds:>10.1f}", flush=True)
         found["fedavg"] = {"rates": [base() for _ in range(repeats)]}
-        base.slots.close()
+        base.close()
     return found
 
 

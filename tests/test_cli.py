@@ -34,7 +34,7 @@ from tests.cli_tools import (
     succeeds,
 )
 
-COMMANDS = ("run", "compare", "tune", "methods", "data", "settings")
+COMMANDS = ("run", "compare", "tune", "methods", "models", "data", "bench", "settings")
 MINE = '''
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""The command line: ``isofed run``, ``compare``, ``tune``, ``methods``, ``data``, ``settings``."""
+"""The command line: ``isofed run`` and the other commands, each with its help and its examples."""
 
 from __future__ import annotations
 
@@ -184,6 +184,29 @@ def data(words: Words = None, debug: Debug = False) -> None:
     from isofed import commands
 
     commands.data(console, words or [])
+
+
+@command
+def bench(words: Words = None, debug: Debug = False) -> None:
+    """Measure local steps a second on this machine: each executor against a bare PyTorch loop, in turns.
+
+    Pictures are made up, of 32 x 32 x 3. models=A,B chooses the networks, repeats=N how often all take their turn,
+    json=FILE keeps every number. Settings of the training count too: device, precision, batch_size, method, augment,
+    executor, workers, slots. Without device= it is a GPU, if there is one.
+
+    [bold]Examples[/]
+
+      isofed bench                                  (takes a minute)
+
+      isofed bench models=cnn,resnet20 batch_size=32 workers=4 repeats=5
+
+      isofed bench device=cuda precision=bf16 model=resnet18 json=bench.json
+
+      isofed bench method=feduv augment=crop:4+flip (against a loop without)
+    """
+    from isofed import bench as benchmark
+
+    benchmark.bench(console, words or [])
 
 
 @command

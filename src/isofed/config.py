@@ -68,9 +68,7 @@ class Settings(BaseModel):
     )
     workers: int | None = Field(None, ge=1, description="worker processes; one per core if not given")
     slots: int | None = Field(None, ge=1, description="replicas on a GPU, side by side; as many as pay if not given")
-    actors: int | None = Field(
-        None, ge=1, description="Ray actors (executor=ray); one per GPU, or core, if not given"
-    )
+    actors: int | None = Field(None, ge=1, description="Ray actors (executor=ray); one per GPU, or core, if not given")
     precision: Literal["fp32", "tf32", "bf16"] = Field("fp32", description="of the local training")
     deterministic: bool = Field(True, description="the same bits each time on the same machine, also on a GPU")
     evaluate_every: int = Field(1, ge=1, description="rounds between evaluations; the last round is always judged")

@@ -19,7 +19,7 @@ from isofed.engine.serial import Executor, Serial
 from isofed.engine.slots import Slots
 from isofed.engine.world import World
 from isofed.layout import Layout, Tensors
-from isofed.methods import Step, names
+from isofed.methods import Step, Visit, names
 from isofed.models import fused
 from isofed.models.base import BatchNorm1d, BatchNorm2d
 from isofed.models.dropout import Dropout, uniform
@@ -137,6 +137,43 @@ def test_a_step_that_cannot_be_captured_runs_eagerly_and_names_the_method() -> N
     assert isinstance(executor, Slots) and executor.slots[0].graphs is None
     assert len(notes) == 1 and "Reads.loss" in notes[0] and "runs eagerly" in notes[0]
     two_rounds(Slots, 2)  # and the next run is captured again
+
+
+@dataclass(frozen=True)
+class AtPosition(Method):
+    """Looks at the host's counter, which a replay would not see."""
+
+    def loss(self, step: Step) -> torch.Tensor | None:
+        return step.logits.sum() * 1e-3 if step.position % 2 else None
+
+
+@dataclass(frozen=True)
+class Temperature(Method):
+    """Sets a number of the network in ``begin`` and uses it in a step."""
+
+    def begin(self, visit: Visit) -> None:
+        visit.network.temperature = 1.0 + visit.client  # type: ignore[assignment]
+
+    def loss(self, step: Step) -> torch.Tensor | None:
+        return step.logits.square().mean() * float(step.network.temperature) * 1e-2  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("method", [AtPosition(), Temperature()])
+def test_what_changes_on_the_host_is_not_frozen(method: Method) -> None:
+    serial, _, _ = two_rounds(Serial, method=[method])
+    assert_same_bits(serial, two_rounds(Slots, 3, method=[method])[0])
+
+
+def test_a_broken_capture_leaves_the_memory_free() -> None:
+    two_rounds(Slots, 2, method=[Reads()])
+    torch.cuda.synchronize()
+    side = torch.cuda.Stream()
+    block = torch.empty(2**28, device="cuda")
+    block.record_stream(side)
+    del block
+    torch.cuda.synchronize()
+    torch.empty(1, device="cuda")  # which is when the allocator looks
+    assert torch.cuda.memory_stats()["active_bytes.all.current"] < 2**30
 
 
 def test_dropout_of_torch_runs_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -122,6 +122,7 @@ def exact_arithmetic(s: Settings) -> Iterator[None]:
     # Trying algorithms out and keeping the fastest makes the choice, and with it the last bits, a matter of chance.
     cudnn.deterministic, cudnn.benchmark = s.deterministic, False
     try:
-        yield
+        with torch.cuda.device(s.device) if s.device.startswith("cuda") else nullcontext():
+            yield
     finally:
         matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = before

@@ -8,14 +8,17 @@ the graphs' own memory. Where a tensor did move (a longer plan, a new message), 
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
-from isofed.engine.lane import Lane, OutOfMemory, generators
+from isofed.engine.lane import Lane, OutOfMemory, generators, give_back_memory, starved, synchronize
 from isofed.engine.step import LocalStep
 from isofed.methods import Method
 
@@ -42,7 +45,10 @@ class Graphs:
     def __init__(self, local: LocalStep, lane: Lane, recurs: Callable[[Hashable], bool]) -> None:
         self._local, self._lane, self._recurs = local, lane, recurs
         self._made: dict[Hashable, _Captured] = {}
-        self._addresses: tuple[int, ...] = ()
+        self._addresses: tuple[Any, ...] = ()
+        # What a method of one's own may have set in `begin`, such as a temperature; ours set nothing.
+        own = any(not type(m).__module__.startswith("isofed.") for _, m in local.method.parts)
+        self._layers = [vars(module) for module in local.network.modules()] if own else []
         self._passed: Hashable = None  # the pass whose results the next piece reads
         self._capturing = False
         self._warm: set[Hashable] = set()
@@ -50,14 +56,20 @@ class Graphs:
 
     def do(self, key: Hashable, work: Callable[[], None]) -> None:
         """Do the work, by replaying its graph where there is one or should be."""
-        if self._capturing or not self._recurs(key):
+        if self._capturing:
             work()
+            return
+        if not self._recurs(key):
+            with nullcontext() if key in self._warm else self._no_draws():
+                work()
+            self._warm.add(key)
             return
         if _kind(key) == "passes":
             self._passed = key
         elif _kind(key) not in ("prepare", "load", "update", "step", "score"):
             key = (key, self._passed)
-        if self.cold and key not in self._warm:
+        # Pictures are captured at once: what was captured before them would go on reading the old ones.
+        if key not in self._warm and (self.cold or _kind(key) != "prepare"):
             self._warm.add(key)
             with self._no_draws():
                 work()
@@ -70,9 +82,14 @@ class Graphs:
             holder.update(values)
 
     def arrived(self) -> None:
-        """A visit has begun: forget the graphs if a tensor that they read is elsewhere now."""
+        """A visit has begun: forget the graphs if a tensor that they read is elsewhere now, or a number has changed."""
         step = self._local.step
-        addresses = tuple(t.data_ptr() for part in (step.state, step.sent, step.plan) for t in part.values())
+        addresses: tuple[Any, ...] = tuple(
+            (n, name, t.data_ptr(), t.dtype, t.shape, t.stride())
+            for n, part in enumerate((step.state, step.sent, step.plan))
+            for name, t in part.items()
+        )
+        addresses += tuple(_seen(layer) for layer in self._layers)
         if addresses != self._addresses:
             if self._made:
                 self._made.clear()
@@ -88,15 +105,7 @@ class Graphs:
         holders = [vars(self._local.step), vars(self._local)]
         holders += [vars(module) for module in self._local.network.modules()]
         before = [dict(holder) for holder in holders]
-        self._capturing = True
-        try:
-            made = _Captured(self._lane.record(work))
-        except OutOfMemory:
-            raise
-        except RuntimeError as error:
-            raise Uncapturable(_why(error)) from error
-        finally:
-            self._capturing = False
+        made = self._recorded(work, list(zip(holders, before, strict=True)))
         if _kind(key) in ("step", "score") or not self._lane.records:
             return made  # nothing of a whole step is looked at afterwards
         for holder, old in zip(holders, before, strict=True):
@@ -107,14 +116,53 @@ class Graphs:
             made.left.append((step, {k: step[k] for k in ("inputs", "labels", "soft", "size") if k in step}))
         return made
 
+    def _recorded(self, work: Callable[[], None], attributes: list[tuple[dict[str, Any], dict[str, Any]]]) -> _Captured:
+        """Capture; a second time where memory was short, because nothing is given back while a capture goes on."""
+        step, device = vars(self._local.step), self._local.run.device
+        for last in (False, True):
+            host = {name: step.pop(name) for name in ("position", "host")}  # a replay would not see them change
+            self._capturing = True
+            try:
+                return _Captured(self._lane.record(work))
+            except RuntimeError as error:
+                if not starved(error):
+                    raise Uncapturable(_why(error)) from error
+                if last:
+                    raise OutOfMemory(str(error)) from error
+            finally:
+                self._capturing = False
+                step.update(host)
+            for holder, old in attributes:
+                holder.clear()
+                holder.update(old)
+            synchronize(device)
+            give_back_memory(device)
+        raise AssertionError("one of two attempts returns or raises")
+
     @contextmanager
     def _no_draws(self) -> Iterator[None]:
         """Refuse work that draws random numbers by itself: a replay would draw what was drawn at the capture."""
         here = generators(self._local.run.device)
-        before = [g.get_state() for g in here]
+        before, others = [g.get_state() for g in here], (random.getstate(), _numpy_state())
         yield
-        if not all(torch.equal(g.get_state(), state) for g, state in zip(here, before, strict=True)):
+        same = all(torch.equal(g.get_state(), state) for g, state in zip(here, before, strict=True))
+        if not same or others != (random.getstate(), _numpy_state()):
             raise Uncapturable("it draws random numbers by itself, such as nn.Dropout does, and not from the plan")
+
+
+def _seen(layer: dict[str, Any]) -> tuple[Any, ...]:
+    """The plain values and tensors among a layer's attributes, without those that steps set by themselves."""
+    return tuple(
+        (name, value.data_ptr() if isinstance(value, Tensor) else value)
+        for name, value in layer.items()
+        if isinstance(value, (int, float, str, Tensor)) and name not in ("key", "gate", "training")
+    )
+
+
+def _numpy_state() -> tuple[Any, ...]:
+    state = np.random.get_state(legacy=False)
+    assert isinstance(state, dict)
+    return state["state"]["key"].tobytes(), state["state"]["pos"]
 
 
 def _kind(key: Hashable) -> Hashable:

@@ -8,13 +8,20 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 import torch
 from torch import Tensor
 
 OutOfMemory = torch.OutOfMemoryError
+_STARVED = ("out of memory", "ALLOC_FAILED", "unable to find an engine", "NOT_ENOUGH_WORKSPACE")
+
+
+def starved(error: BaseException) -> bool:
+    """Whether something failed for want of memory: libraries have names of their own for that."""
+    text = str(error)
+    return isinstance(error, OutOfMemory) or (isinstance(error, RuntimeError) and any(s in text for s in _STARVED))
 
 
 class Lane:
@@ -58,7 +65,7 @@ class Lane:
             try:
                 work()
             except BaseException:
-                _abandon(graph)
+                self._abandon(graph)
                 raise
             graph.capture_end()
         finally:
@@ -70,6 +77,18 @@ class Lane:
         """Whoever held recordings has dropped them."""
         self.wait()  # they may still have been running
         self._pool = self._new_pool()
+
+    def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
+        try:
+            graph.capture_end()
+        except RuntimeError:  # a broken capture cannot end well, but it must end
+            torch.cuda.synchronize(self.device)
+            # PyTorch throws before it lets go of the pool, and would then give no memory back any more.
+            index = torch.cuda.current_device() if self.device.index is None else self.device.index
+            with suppress(RuntimeError, AttributeError):
+                torch._C._cuda_endAllocateToPool(index, self._pool)
+                torch._C._cuda_releasePool(index, self._pool)
+            self._pool = self._new_pool()
 
     def _new_pool(self) -> Any:
         return None if self._stream is None else torch.cuda.graph_pool_handle()
@@ -121,10 +140,3 @@ def generators(device: torch.device) -> list[torch.Generator]:
         return [torch.default_generator]
     index = torch.cuda.current_device() if device.index is None else device.index
     return [torch.default_generator, torch.cuda.default_generators[index]]
-
-
-def _abandon(graph: torch.cuda.CUDAGraph) -> None:
-    try:
-        graph.capture_end()
-    except RuntimeError:  # a broken capture cannot end well, but it must end
-        torch.cuda.synchronize()

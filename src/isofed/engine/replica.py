@@ -100,9 +100,11 @@ class Replica:
         self.local = LocalStep(network, self.pictures["train"], world)
         self.run, self.flat = self.local.run, self.local.flat
         self.initial = self.flat.clone()
+        self._layers = [vars(module) for module in network.modules()]
         # Integer buffers are not part of a model that can be averaged: each visit starts from their first values.
         self.counters = [(b, b.clone()) for b in network.buffers() if not b.is_floating_point()]
         self.fresh_state = {k: v.clone() for k, v in self.local.step.state.items()}
+        self._own_state = dict(self.local.step.state)  # the buffers themselves
         self.upload = Upload(device)
         self._where = torch.zeros(self.run.at_once, dtype=torch.int64, device=device)
         self._right = torch.zeros(self.run.classes, dtype=torch.int64, device=device)
@@ -129,12 +131,12 @@ class Replica:
     def start(self, job: Job, weights: Tensor, sent: Tensors, state: Tensors | None) -> Visit:
         """All of a visit before its first step."""
         visit = self._arrive(job, weights, sent, state)
+        for layer in self._layers:  # whatever the last visit or evaluation has left; asking each layer would take long
+            layer["training"] = True
         self.local.method.begin(visit)
         self.local.lower_copies()
         if self.local.method.full_gradient:
             visit.full_gradient = self._full_gradient(self.world.clients[job.client])
-        if not self.local.network.training:  # asking every layer takes as long as a small step
-            self.local.network.train()
         return visit
 
     def load(self, weights: Tensor, state: Tensors | None = None) -> None:
@@ -158,11 +160,11 @@ class Replica:
         samples = self.world.clients[job.client]
         self.load(weights, state)
         step.start.copy_(step.weights)
-        for unannounced in step.state.keys() - self.fresh_state.keys():  # of the client before
-            del step.state[unannounced]
+        step.state.clear()  # of what the client before has put there
+        step.state.update(self._own_state)
         for unsent in step.sent.keys() - sent.keys():
             del step.sent[unsent]
-        own = {k: v for k, v in (state or {}).items() if not k.startswith("isofed.")}
+        own = {k: v.to(self.device) for k, v in (state or {}).items() if not k.startswith("isofed.")}
         refill(step.state, self.fresh_state | own)
         refill(step.sent, {k: v.to(self.device) for k, v in sent.items()})
         if state and "isofed.momentum" in state:
@@ -216,7 +218,10 @@ class Replica:
         step.host = {k: drawn.pop(k) for k in local.method.host}
         plan |= drawn
         counts = np.bincount(self.pictures["train"].labels_here[samples], minlength=self.run.classes)
-        self.upload(step.plan, plan | {"isofed.label_counts": counts})
+        plan["isofed.label_counts"] = counts
+        for unplanned in step.plan.keys() - plan.keys():
+            del step.plan[unplanned]
+        self.upload(step.plan, plan)
         step.label_counts.copy_(step.plan["isofed.label_counts"])
         return visit
 
@@ -283,7 +288,7 @@ class Replica:
             for chunk in chunks(index):
                 self._loss.zero_()
                 for where in np.array_split(chunk, range(self.run.at_once, len(chunk), self.run.at_once)):
-                    self.upload({"where": self._where}, {"where": where})
+                    self.upload({"where": self._where}, {"where": where.astype(np.int64, copy=False)})
                     self.local.do(("score", part, len(where)), partial(self._score, part, len(where)))
                 losses.append(self._loss.clone())
         seen = np.bincount(self.pictures[part].labels_here[index], minlength=self.run.classes)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from isofed.engine.graphs import Graphs, Uncapturable
-from isofed.engine.lane import Lane, Mark, OutOfMemory, free_memory, give_back_memory, hold, synchronize
+from isofed.engine.lane import Lane, Mark, OutOfMemory, free_memory, give_back_memory, hold, starved, synchronize
 from isofed.engine.plan import batch_sizes, steps_of
 from isofed.engine.replica import Job, Outcome, Replica, Score, all_pictures
 from isofed.engine.serial import States, failure
@@ -39,6 +39,7 @@ SHARE = 0.1  # of the run's expected time may be spent on making slots
 RECURS = 40  # steps of a size that a slot makes in a run from which on a graph of that size pays
 ROOM = 0.9  # of the free memory that slots may fill
 PAUSE = 2e-5  # seconds, when all streams are full
+PROBES = 16  # clients that are tried until one has a step to measure
 
 _NO_MEMORY = (
     "the GPU has not enough free memory to train a single client; "
@@ -57,6 +58,7 @@ class Slot:
         self.graphs: Graphs | None = None
         self._recurring: frozenset[int] = frozenset()
         self._draws = world.settings.method.acts_around_visits  # and only there: a captured step draws nothing
+        self.judges_eagerly = False
         self.job: Job | None = None
         self._visit: Visit | None = None
         self._marks: deque[Mark] = deque()
@@ -80,7 +82,7 @@ class Slot:
     def _recurs(self, key: Hashable) -> bool:
         assert isinstance(key, tuple)
         if key[0] == "score":
-            return bool(key[2] == self.replica.run.at_once)
+            return not self.judges_eagerly and bool(key[2] == self.replica.run.at_once)
         if key[0] == "prepare" and self.replica.local.ahead > 1:
             return True  # of full width, whatever comes
         return key[1] in self._recurring
@@ -168,7 +170,7 @@ class Arriving:
         if outcome.update.is_cuda:
             tensors = [outcome.update, outcome.statistics, *([] if outcome.model is None else [outcome.model])]
             named = [*outcome.mean.values(), *outcome.sum.values(), *outcome.state.values()]
-            hold(torch.cuda.current_stream(), *tensors, *named)
+            hold(torch.cuda.current_stream(outcome.update.device), *tensors, *named)
         return outcome
 
 
@@ -181,24 +183,28 @@ class Slots:
         samples = [len(c) for c in world.clients]
         self._steps = {n: steps_of(n, world.settings) for n in set(samples)}
         self._sizes = {n: batch_sizes(n, world.settings) for n in set(samples)}
-        self._longest = max(range(len(samples)), key=lambda c: (self._steps[samples[c]], -c))
+        # Whose visit is tried first: the longest, so that no plan of a later one needs more room.
+        self._probes = sorted(range(len(samples)), key=lambda c: (-self._steps[samples[c]], -samples[c], c))[:PROBES]
         self.slots: list[Slot] = []
         self._ready = False
-        self._probe = world.settings.batch_size  # the size of steps to measure with
+        self._size = 0  # of the steps to measure with
 
     def train(self, jobs: Sequence[Job], weights: Tensor, sent: Tensors, states: States) -> Iterator[Outcome]:
         if not self._ready and jobs:
-            self._make_slots(replace(jobs[0], client=self._longest), weights, sent)
+            self._make_slots(jobs[0], weights, sent)
         waiting = sorted(jobs, key=lambda job: (-self._steps[self._samples(job)], job.client))
         arriving: list[Arriving] = []
         try:
             while waiting or arriving or any(slot.job for slot in self.slots):
                 moved = False
                 for slot in list(self.slots):
+                    if slot not in self.slots:  # given up a moment ago
+                        continue
                     if not slot.has_room() or not (slot.job or waiting):
                         continue
                     moved = True
                     job = slot.job or waiting.pop(self._next_for(slot, waiting))
+                    trouble: Exception | None = None
                     try:
                         if slot.graphs is None:
                             yield slot.eagerly(job, weights, sent, states(job.client))
@@ -207,16 +213,19 @@ class Slots:
                             slot.begin(job, weights, sent, states(job.client))
                         if slot.advance():
                             arriving.append(slot.finish())
-                    except OutOfMemory:
+                    except Exception as error:
+                        trouble = error.with_traceback(None)  # which would keep the slot's memory
+                    if trouble is None:
+                        continue
+                    if isinstance(trouble, Uncapturable):
+                        waiting[:0] = [job, *(s.job for s in self.slots if s is not slot and s.job)]
+                        self._give_up(slot, trouble)
+                    elif starved(trouble):
                         waiting.insert(0, job)
                         self._lower(slot)
-                    except Uncapturable as error:
-                        others = [s.job for s in self.slots if s is not slot and s.job]
-                        waiting[:0] = [job, *others]
-                        self._give_up(slot, error)
-                    except Exception as error:
+                    else:
                         slot.leave()
-                        yield Outcome(job.client, problem=failure(error))
+                        yield Outcome(job.client, problem=failure(trouble))
                 for done in [a for a in arriving if a.here()]:
                     arriving.remove(done)
                     moved = True
@@ -229,9 +238,18 @@ class Slots:
             synchronize(self.device)
 
     def score(self, part: str, index: np.ndarray, weights: Tensor, state: Tensors | None = None) -> Score:
-        with self._first() as replica:
-            replica.load(weights, state)
-            return replica.score(part, index)
+        try:
+            with self._first() as replica:
+                replica.load(weights, state)
+                return replica.score(part, index)
+        except (OutOfMemory, Uncapturable):
+            slot = self.slots[0]
+            if slot.graphs is None or slot.judges_eagerly:
+                raise
+            slot.judges_eagerly = True
+        synchronize(self.device)
+        give_back_memory(self.device)
+        return self.score(part, index, weights, state)
 
     def answer(
         self, exchange: str, jobs: Sequence[Job], weights: Tensor, sent: Tensors, states: States
@@ -301,6 +319,8 @@ class Slots:
         while self._add(job, weights, sent, most) and len(self.slots) < most:
             if len(self.slots) == 1:
                 size, cost = before - free_memory(self.device), time.perf_counter() - began
+            if settings.slots is None and not self._size:
+                break
             if settings.slots is None and len(self.slots).bit_count() == 1:
                 faster = self._speed()
                 more = len(self.slots)
@@ -316,11 +336,9 @@ class Slots:
         try:
             slot = Slot(self.world, self.device, self._pictures)
             slot.capture(self._recurring(most))
-            visit = slot.begin(job, weights, sent, None)
-            if visit.sizes:
-                self._probe = max(visit.sizes)
-                slot.again(self._probe)  # is done, so that libraries set themselves up
-                slot.again(self._probe)  # is captured
+            if self._try(slot, job, weights, sent):
+                slot.again(self._size)  # is done, so that libraries set themselves up
+                slot.again(self._size)  # is captured
             slot.lane.wait()
             slot.warm()
             slot.leave()
@@ -328,8 +346,11 @@ class Slots:
             assert slot is not None
             self._give_up(slot, error)
             return False
-        except OutOfMemory:
+        except RuntimeError as error:
+            if not starved(error):
+                raise
             slot = None
+            error.__traceback__ = None
             give_back_memory(self.device)
             if not self.slots:
                 raise RunError(_NO_MEMORY) from None
@@ -340,6 +361,22 @@ class Slots:
         give_back_memory(self.device)  # of what the first step took
         return True
 
+    def _try(self, slot: Slot, job: Job, weights: Tensor, sent: Tensors) -> bool:
+        """Begin a visit that has steps to try; the first client with whom that works is taken for the other slots."""
+        while self._probes:
+            try:
+                sizes = slot.begin(replace(job, client=self._probes[0]), weights, sent, None).sizes
+            except Exception as error:
+                if starved(error):
+                    raise
+                sizes = ()  # it will fail again in its own visit, and be an event there
+            if sizes:
+                self._size = max(sizes)
+                return True
+            slot.leave()
+            self._probes.pop(0)
+        return False
+
     def _speed(self) -> float:
         """Steps a second of all slots together, from a short measurement."""
         rate = 0.0
@@ -348,7 +385,7 @@ class Slots:
             began = time.perf_counter()
             for _ in range(steps):
                 for slot in self.slots:
-                    slot.again(self._probe)
+                    slot.again(self._size)
             synchronize(self.device)
             rate = steps * len(self.slots) / (time.perf_counter() - began)
         return rate

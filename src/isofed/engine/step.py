@@ -102,7 +102,7 @@ class LocalStep:
         self._rows = torch.arange(self.ahead, device=device)
         self._ready: tuple[Tensor, Tensor]  # inputs and labels of the next steps
         self._counted = False  # whether this batch's loss is in the sum
-        self._fresh = True  # whether nothing has been put into the gradient yet
+        self._fresh = True  # whether what is in the gradient is of the last step
 
     def take(self, size: int) -> None:
         """Train on the next batch of the plan, of ``size`` samples."""
@@ -112,7 +112,7 @@ class LocalStep:
             self.do(("prepare", width), partial(self._prepare, width))
         if self.method.host:  # parts of this step differ from the next one's: only what is alike can be replayed
             self.do(("load", size), partial(self._load, size))
-            self._counted, self._fresh = False, True  # also where that was replayed
+            self._counted, self._fresh = False, not self.method.wraps  # also where that was replayed
             self.method.around(step, self.passes)
             self.do(("update", size), self._update)
         else:
@@ -150,8 +150,9 @@ class LocalStep:
         for n, layer in enumerate(self.dropouts):
             layer.key = step.draw("isofed.dropout")[n]
         self.method.batch(step)
-        if self.method.wraps:  # whoever comes before the first pass finds no gradient
+        if self.method.wraps:  # who wraps the passes may put a gradient there before the first one
             step.grad.zero_()
+            self._fresh = False
         elif self.method.corrects and self._gaps:  # whatever was put there in the last step
             torch._foreach_zero_(self._gaps)
 
@@ -302,7 +303,7 @@ def refill(buffers: Tensors, values: Tensors) -> None:
     """Copy values into buffers that keep their addresses; a buffer of another shape is replaced."""
     for name, value in values.items():
         buffer = buffers.get(name)
-        if buffer is not None and buffer.shape == value.shape:
+        if buffer is not None and (buffer.shape, buffer.dtype) == (value.shape, value.dtype):
             buffer.copy_(value)
         else:
             buffers[name] = value.clone()

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -138,6 +138,14 @@ class Step:
     features: Tensor
     stages: dict[str, Tensor]
     base_loss: Tensor  # for the terms that are added to it
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("position", "host"):
+            raise RuntimeError(
+                "step.position and step.known change on the host, which a captured step does not see; "
+                "use step.counter and step.draw, or list the draw in `host` and look at it in `around`"
+            )
+        raise AttributeError(f"a step has no '{name}'")
 
     @property
     def targets(self) -> Tensor:

@@ -153,7 +153,7 @@ class Composition:
     @property
     def acts_around_visits(self) -> bool:
         """Whether a part does anything before or after a client's steps."""
-        return bool(self._begin or self._end)
+        return bool(self._begin or self._end or self._planners)
 
     def begin(self, visit: Visit) -> None:
         for hook in self._begin:
