@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -39,7 +40,7 @@ class Collected:
         self.states: dict[int, Tensors] = {}
         self.models: dict[int, Tensor] = {}
         self._updates: dict[int, Tensor] = {}
-        self._loss = ExactSum(self._expected)
+        self._losses: dict[int, tuple[float, float]] = {}  # of each client that took a step: weighted, and the weight
         self.events: list[dict[str, Any]] = []  # what went wrong at single clients
         self.answered = 0
         self.clients = self._steps = self._samples = self._skipped = 0
@@ -77,7 +78,7 @@ class Collected:
             self.models[outcome.client] = outcome.model
         self.states[outcome.client] = outcome.state
         if outcome.steps:
-            self._loss.add(torch.tensor([outcome.loss]), weight)
+            self._losses[outcome.client] = (weight * outcome.loss, weight)
         else:
             why = "less than one batch" if self._world.settings.last_batch == "drop" else "a single sample"
             self._event(outcome.client, f"took no step: it has {why}")
@@ -109,11 +110,11 @@ class Collected:
 
     def _groups(self) -> list[tuple[dict[str, ExactSum], float]]:
         """All sums, with the weights that each expects."""
-        own = {"update": self._mean, "statistics": self.statistics, "loss": self._loss}
+        own = {"update": self._mean, "statistics": self.statistics}
         return [(own, self._expected), (self.means, self._expected), (self.sums, len(self._asked))]
 
     def _by_client(self) -> list[dict[int, Any]]:
-        return [self.states, self.models, self._updates]
+        return [self.states, self.models, self._updates, self._losses]
 
     def update(self) -> Tensor:
         """The combined update, by the weighted mean or by the method that owns the combination."""
@@ -137,13 +138,19 @@ class Collected:
         down = 4 * (shared * len(self._asked) + once * new) + self._size(sent) * len(self._asked)
         return {
             "clients": self.clients,
-            "local_loss": float(self._loss.mean()) if self._loss.weight else None,
+            "local_loss": self._mean_loss(),
             "steps": self._steps,
             "samples": self._samples,
             "skipped_batches": self._skipped,
             "bytes_up": 0 if pooled else self._up,
             "bytes_down": 0 if pooled else down,
         }
+
+    def _mean_loss(self) -> float | None:
+        if not self._losses:
+            return None
+        weighted, weights = zip(*self._losses.values(), strict=True)
+        return math.fsum(weighted) / math.fsum(weights)  # exact sums, whatever the order
 
 
 def sent_bytes(answer: Tensors) -> int:

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -123,7 +124,11 @@ class Layout:
 
     def count(self, policy: Policy) -> int:
         """How many numbers (gaps not counted) are under a policy."""
-        return sum(e.size for e in self.entries if e.policy is policy)
+        return self._counts[policy]
+
+    @cached_property
+    def _counts(self) -> dict[Policy, int]:
+        return {policy: sum(e.size for e in self.entries if e.policy is policy) for policy in Policy}
 
     def numbers(self, vector: Tensor) -> int:
         """How many numbers a tensor holds; of a vector with the form of this layout the gaps are not counted."""

@@ -264,10 +264,11 @@ def test_fused_batch_norm_agrees_with_float64(shape: tuple[int, ...], offset: fl
     assert all(torch.equal(a, b) for a, b in zip(ours, again, strict=True))
     # float32 knows numbers near 100 to 7.6e-6, against a spread of 1.7.
     limit = 1e-5 if offset else 1e-6
+    flips = 2e-2 if relu and offset else limit  # and so on which side of the ReLU a few of millions are
     running = [(layer.running_mean, plain.running_mean), (layer.running_var, plain.running_var)]
-    for a, b in [*zip(ours, theirs, strict=True), *running]:
+    for n, (a, b) in enumerate([*zip(ours, theirs, strict=True), *running]):
         assert a is not None and b is not None
-        assert (a.double() - b).norm() <= limit * max(float(b.norm()), 0.3 * len(b) ** 0.5)
+        assert (a.double() - b).norm() <= (flips if 1 <= n <= 3 else limit) * max(float(b.norm()), 0.3 * len(b) ** 0.5)
 
 
 @pytest.mark.parametrize("shape", [(64, 64, 14, 14), (64, 128), (3, 5, 2, 7)])

@@ -46,6 +46,7 @@ class Graphs:
         self._local, self._lane, self._recurs = local, lane, recurs
         self._made: dict[Hashable, _Captured] = {}
         self._addresses: tuple[Any, ...] = ()
+        self._values: tuple[Any, ...] = ()
         # What a method of one's own may have set in `begin`, such as a temperature; ours set nothing.
         own = any(not type(m).__module__.startswith("isofed.") for _, m in local.method.parts)
         self._layers = [vars(module) for module in local.network.modules()] if own else []
@@ -66,7 +67,7 @@ class Graphs:
             return
         if _kind(key) == "passes":
             self._passed = key
-        elif _kind(key) not in ("prepare", "load", "update", "step", "score"):
+        elif _kind(key) not in ("arrive", "prepare", "load", "update", "step", "leave", "score"):
             key = (key, self._passed)
         # Pictures are captured at once: what was captured before them would go on reading the old ones.
         if key not in self._warm and (self.cold or _kind(key) != "prepare"):
@@ -82,19 +83,28 @@ class Graphs:
             holder.update(values)
 
     def arrived(self) -> None:
-        """A visit has begun: forget the graphs if a tensor that they read is elsewhere now, or a number has changed."""
+        """A visit's tensors are in their places: forget the graphs if one that they read is elsewhere now."""
         step = self._local.step
-        addresses: tuple[Any, ...] = tuple(
+        addresses = tuple(
             (n, name, t.data_ptr(), t.dtype, t.shape, t.stride())
             for n, part in enumerate((step.state, step.sent, step.plan))
             for name, t in part.items()
         )
-        addresses += tuple(_seen(layer) for layer in self._layers)
         if addresses != self._addresses:
-            if self._made:
-                self._made.clear()
-                self._lane.forget()
+            self._forget()
             self._addresses = addresses
+
+    def begun(self) -> None:
+        """Methods have begun a visit: forget the graphs if one has changed a number or a tensor of the network."""
+        values = tuple(_seen(layer) for layer in self._layers)
+        if values != self._values:
+            self._forget()
+            self._values = values
+
+    def _forget(self) -> None:
+        if self._made:
+            self._made.clear()
+            self._lane.forget()
 
     def has(self, size: int) -> bool:
         """Whether there are graphs for steps of this size."""
@@ -106,7 +116,7 @@ class Graphs:
         holders += [vars(module) for module in self._local.network.modules()]
         before = [dict(holder) for holder in holders]
         made = self._recorded(work, list(zip(holders, before, strict=True)))
-        if _kind(key) in ("step", "score") or not self._lane.records:
+        if _kind(key) in ("arrive", "step", "leave", "score") or not self._lane.records:
             return made  # nothing of a whole step is looked at afterwards
         for holder, old in zip(holders, before, strict=True):
             if new := {k: v for k, v in holder.items() if old.get(k) is not v and not callable(v)}:

@@ -122,6 +122,7 @@ def synchronize(device: torch.device) -> None:
 
 def give_back_memory(device: torch.device) -> None:
     """Let the device have the memory that nothing uses."""
+    gc.collect()  # a replica refers to itself, and would be freed some time later
     if device.type == "cuda":
         torch.cuda.empty_cache()
 

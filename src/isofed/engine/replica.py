@@ -109,6 +109,7 @@ class Replica:
         self._where = torch.zeros(self.run.at_once, dtype=torch.int64, device=device)
         self._right = torch.zeros(self.run.classes, dtype=torch.int64, device=device)
         self._loss = torch.zeros((), dtype=torch.float64, device=device)
+        self._found = torch.zeros(2, dtype=torch.float64, device=device)
 
     def visit(self, job: Job, weights: Tensor, sent: Tensors, state: Tensors | None) -> Outcome:
         """Train at one client, from the server's weights (whole layout) and what the client remembers."""
@@ -159,7 +160,6 @@ class Replica:
         local, step = self.local, self.local.step
         samples = self.world.clients[job.client]
         self.load(weights, state)
-        step.start.copy_(step.weights)
         step.state.clear()  # of what the client before has put there
         step.state.update(self._own_state)
         for unsent in step.sent.keys() - sent.keys():
@@ -167,15 +167,23 @@ class Replica:
         own = {k: v.to(self.device) for k, v in (state or {}).items() if not k.startswith("isofed.")}
         refill(step.state, self.fresh_state | own)
         refill(step.sent, {k: v.to(self.device) for k, v in sent.items()})
+        step.position = 0
+        visit = self._plan(job, samples)
+        local.arrived()
+        local.do(("arrive",), self._reset)
         if state and "isofed.momentum" in state:
             local.momentum.copy_(state["isofed.momentum"])
-        else:
-            local.momentum.zero_()
-        step.lr.fill_(job.lr)
+        return visit
+
+    def _reset(self) -> None:
+        """All that is the same in every arrival."""
+        local, step = self.local, self.local.step
+        step.start.copy_(step.weights)
+        local.momentum.zero_()
+        step.lr.copy_(step.plan["isofed.lr"][0])
+        step.label_counts.copy_(step.plan["isofed.label_counts"])
         step.counter.zero_()
-        step.position = 0
         local.loss.zero_()
-        return self._plan(job, samples)
 
     def _plan(self, job: Job, samples: np.ndarray) -> Visit:
         """Make every random draw of the visit and lay it where the step reads it."""
@@ -218,11 +226,10 @@ class Replica:
         step.host = {k: drawn.pop(k) for k in local.method.host}
         plan |= drawn
         counts = np.bincount(self.pictures["train"].labels_here[samples], minlength=self.run.classes)
-        plan["isofed.label_counts"] = counts
+        plan |= {"isofed.label_counts": counts, "isofed.lr": np.array([job.lr], np.float32)}
         for unplanned in step.plan.keys() - plan.keys():
             del step.plan[unplanned]
         self.upload(step.plan, plan)
-        step.label_counts.copy_(step.plan["isofed.label_counts"])
         return visit
 
     def finish(self, job: Job, visit: Visit) -> Outcome:
@@ -235,9 +242,11 @@ class Replica:
             state["isofed.home"] = torch.cat(self._home())
         if self.world.settings.persistent_momentum:
             state["isofed.momentum"] = self.local.momentum.clone()
+        local = self.local
         outcome = Outcome(
             visit.client,
-            visit.update.clone(),  # whatever a method has put there may be one of the replica's own tensors
+            # Whatever a method has put there may be one of the replica's own tensors.
+            visit.update.clone() if local.method.acts_around_visits else visit.update,
             self.flat[layout.shared_trained.stop : layout.shared.stop].clone(),
             {k: v.clone() for k, v in visit.mean.items()},
             {k: v.clone() for k, v in visit.sum.items()},
@@ -247,9 +256,21 @@ class Replica:
             samples=sum(visit.sizes),
             skipped=visit.skipped,
         )
-        sent_back = [outcome.update, outcome.statistics, *outcome.mean.values(), *outcome.sum.values()]
-        outcome.found = torch.stack([largest(*sent_back, *state.values()), self.local.loss.double()])
+        more = [*outcome.mean.values(), *outcome.sum.values(), *state.values()]
+        if more or local.method.acts_around_visits:
+            most = largest(outcome.update, outcome.statistics, *more)
+            outcome.found = torch.stack([most, local.loss.double()])
+        else:
+            local.do(("leave",), self._look)
+            outcome.found = self._found
         return outcome
+
+    def _look(self) -> None:
+        """The largest number of a plain update and of the statistics, and the loss."""
+        layout, step = self.run.layout, self.local.step
+        moved = step.shared(step.weights) - step.shared(step.start)
+        statistics = self.flat[layout.shared_trained.stop : layout.shared.stop]
+        self._found.copy_(torch.stack([largest(moved, statistics), self.local.loss.double()]))
 
     def _plain_batches(self, part: str, samples: np.ndarray, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         pictures = self.pictures[part]

@@ -68,7 +68,7 @@ class Slot:
         """From now on replay steps of these sizes."""
         self._recurring = sizes
         self.graphs = Graphs(self.replica.local, self.lane, self._recurs)
-        self.replica.local.do = self.graphs.do
+        self.replica.local.do, self.replica.local.arrived = self.graphs.do, self.graphs.arrived
 
     def warm(self) -> None:
         """From now on capture work when it first comes."""
@@ -77,10 +77,12 @@ class Slot:
 
     def release(self) -> None:
         """From now on do every step."""
-        self.graphs, self.replica.local.do = None, at_once
+        self.graphs, self.replica.local.do, self.replica.local.arrived = None, at_once, lambda: None
 
     def _recurs(self, key: Hashable) -> bool:
         assert isinstance(key, tuple)
+        if key[0] in ("arrive", "leave"):
+            return True
         if key[0] == "score":
             return not self.judges_eagerly and bool(key[2] == self.replica.run.at_once)
         if key[0] == "prepare" and self.replica.local.ahead > 1:
@@ -99,7 +101,7 @@ class Slot:
         with self.lane.use(), self._seeded(job, "visit"):
             self._visit = self.replica.start(job, weights, sent, state)
             if self.graphs:
-                self.graphs.arrived()
+                self.graphs.begun()
         return self._visit
 
     def advance(self) -> bool:
@@ -156,7 +158,7 @@ class Arriving:
 
     def __init__(self, outcome: Outcome, began: float, device: torch.device) -> None:
         self.outcome, self._began = outcome, began
-        outcome.found = outcome.found.to("cpu", non_blocking=True)
+        outcome.found = outcome.found.to("cpu", non_blocking=True, copy=True)
         self._made = Mark(device)
 
     def here(self) -> bool:
@@ -188,6 +190,7 @@ class Slots:
         self.slots: list[Slot] = []
         self._ready = False
         self._size = 0  # of the steps to measure with
+        self._starved: Job | None = None  # whose visit ran out of memory in the only slot
 
     def train(self, jobs: Sequence[Job], weights: Tensor, sent: Tensors, states: States) -> Iterator[Outcome]:
         if not self._ready and jobs:
@@ -289,10 +292,15 @@ class Slots:
 
     def _lower(self, slot: Slot) -> None:
         """Give up a slot for which there is no memory."""
+        job = slot.job
         slot.leave()
-        if len(self.slots) == 1:
-            raise RunError(_NO_MEMORY)
         synchronize(self.device)
+        if len(self.slots) == 1:
+            if job == self._starved:
+                raise RunError(_NO_MEMORY)
+            self._starved = job  # once more, without what slots before it may have left behind
+            give_back_memory(self.device)
+            return
         self.slots.remove(slot)
         slot.release()
         del slot.replica

@@ -98,6 +98,7 @@ class LocalStep:
         step.add_gradient, step.autocast, step.piece = self.add_gradient, self.autocast, self._piece
         self.dropouts = dropouts(network)
         self.do: Do = at_once
+        self.arrived: Callable[[], None] = lambda: None  # told when a visit's tensors are in their places
         self.ahead = steps_ahead(settings.batch_size, train.images)
         self._rows = torch.arange(self.ahead, device=device)
         self._ready: tuple[Tensor, Tensor]  # inputs and labels of the next steps

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from isofed.layout import Tensors
 
 _ALIGN = 64
-_BUFFERS = 2  # one is filled while the device may still read the other
 
 
 class Upload:
@@ -20,9 +20,7 @@ class Upload:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._memory = [torch.empty(0, dtype=torch.uint8)] * _BUFFERS
-        self._read: list[torch.cuda.Event | None] = [None] * _BUFFERS
-        self._turn = 0
+        self._turns = [_Locked(), _Locked()]
 
     def __call__(self, targets: Tensors, arrays: dict[str, np.ndarray]) -> None:
         """Put arrays into the tensors of the same names.
@@ -36,26 +34,45 @@ class Upload:
             if have is None or not same or len(have) < len(want):
                 targets[name] = torch.empty(want.shape, dtype=want.dtype, device=self._device)
         if self._device.type == "cuda":
-            self._through_locked_memory(targets, arrays)
+            self._turns.reverse()
+            self._turns[0].send(targets, arrays)
         else:
             for name, array in arrays.items():
                 targets[name][: len(array)].copy_(torch.from_numpy(array))
 
-    def _through_locked_memory(self, targets: Tensors, arrays: dict[str, np.ndarray]) -> None:
-        self._turn = (self._turn + 1) % _BUFFERS
-        read = self._read[self._turn]
-        if read is not None:
-            read.synchronize()
+
+class _Locked:
+    """A piece of page-locked memory."""
+
+    def __init__(self) -> None:
+        self._memory = torch.empty(0, dtype=torch.uint8)
+        self._read: torch.cuda.Event | None = None
+        # Visits are alike: the same array of the same form goes from the same place to the same tensor.
+        self._ways: dict[tuple[object, ...], tuple[np.ndarray, Tensor, Tensor]] = {}
+
+    def send(self, targets: Tensors, arrays: dict[str, np.ndarray]) -> None:
+        if self._read is not None:
+            self._read.synchronize()
         room = sum(-(-array.nbytes // _ALIGN) * _ALIGN for array in arrays.values())
-        if len(self._memory[self._turn]) < room:
-            self._memory[self._turn] = torch.empty(2 * room, dtype=torch.uint8, pin_memory=True)
-        memory, offset = self._memory[self._turn], 0
+        if len(self._memory) < room:
+            self._memory = torch.empty(2 * room, dtype=torch.uint8, pin_memory=True)
+            self._ways.clear()
+        offset = 0
         for name, array in arrays.items():
-            if not array.nbytes:
-                continue
-            locked = memory[offset : offset + array.nbytes].view(targets[name].dtype).view(array.shape)
-            locked.copy_(torch.from_numpy(array))
-            targets[name][: len(array)].copy_(locked, non_blocking=True)
-            offset += -(-array.nbytes // _ALIGN) * _ALIGN
-        self._read[self._turn] = event = read or torch.cuda.Event()
-        event.record()
+            if array.nbytes:
+                here, locked, there = self._way(name, array, targets[name], offset)
+                here[...] = array
+                there.copy_(locked, non_blocking=True)
+                offset += -(-array.nbytes // _ALIGN) * _ALIGN
+        self._read = self._read or torch.cuda.Event()
+        self._read.record()
+
+    def _way(self, name: str, array: np.ndarray, target: Tensor, offset: int) -> tuple[np.ndarray, Tensor, Tensor]:
+        key = (name, offset, array.shape, array.dtype, target.data_ptr(), target.shape)
+        found = self._ways.get(key)
+        if found is None:
+            if len(self._ways) > 256:  # clients of many sizes
+                self._ways.clear()
+            locked = self._memory[offset : offset + array.nbytes].view(target.dtype).view(array.shape)
+            found = self._ways[key] = (locked.numpy(), locked, target[: len(array)])
+        return found
