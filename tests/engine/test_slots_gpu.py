@@ -22,7 +22,7 @@ from isofed.layout import Layout, Tensors
 from isofed.methods import Step, Visit, names
 from isofed.models import fused
 from isofed.models.base import BatchNorm1d, BatchNorm2d
-from isofed.models.dropout import Dropout, uniform
+from isofed.models.dropout import Dropout, hashed, places
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")]
 SMALL: dict[str, Any] = {
@@ -290,5 +290,6 @@ def test_fused_dropout_drops_the_same_entries(shape: tuple[int, ...]) -> None:
 
 def test_a_gpu_drops_the_same_entries_as_a_cpu() -> None:
     for key in (3, -(2**60)):
-        here = uniform(torch.tensor(key), torch.Size((50, 300)))
-        assert torch.equal(uniform(torch.tensor(key, device="cuda"), torch.Size((50, 300))).cpu(), here)
+        here = hashed(torch.tensor(key), places(torch.empty(50, 300)))
+        there = hashed(torch.tensor(key, device="cuda"), places(torch.empty(50, 300, device="cuda")))
+        assert torch.equal(there.cpu(), here)

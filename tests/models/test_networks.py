@@ -16,7 +16,7 @@ from isofed.errors import UserError
 from isofed.federation import Federation
 from isofed.methods import parse
 from isofed.models import Network, adapt, create, has_batch_norm, names
-from isofed.models.dropout import Dropout, uniform
+from isofed.models.dropout import Dropout, hashed, places
 from isofed.models.residual import residual_blocks
 from isofed.models.senet import Excite
 from isofed.models.slim import slim_forward
@@ -177,7 +177,7 @@ def test_dropped_entries_depend_on_the_key_alone() -> None:
 
 def test_dropout_is_even_and_unrelated_from_key_to_key() -> None:
     keys = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, 200)
-    drawn = torch.stack([uniform(torch.tensor(k), torch.Size((1000,))) for k in keys]).double()
+    drawn = torch.stack([hashed(torch.tensor(k), places(torch.empty(1000))) * 2**-24 for k in keys]).double()
     assert float(drawn.min()) >= 0 and float(drawn.max()) < 1
     # 200,000 uniform numbers: mean 1/2 within 4 of its standard deviations, each tenth equally full likewise.
     assert float(drawn.mean()) == pytest.approx(0.5, abs=4 * (1 / 12 / drawn.numel()) ** 0.5)
@@ -189,7 +189,7 @@ def test_dropout_is_even_and_unrelated_from_key_to_key() -> None:
 
 
 def test_neighbouring_keys_drop_unrelated_entries() -> None:
-    a, b = (uniform(torch.tensor(k), torch.Size((100_000,))).numpy() for k in (5, 6))
+    a, b = ((hashed(torch.tensor(k), places(torch.empty(100_000))) * 2**-24).numpy() for k in (5, 6))
     assert abs(np.corrcoef(a, b)[0, 1]) < 4 / 100_000**0.5
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -13,6 +15,7 @@ def _signed(value: int) -> int:
     return value - 2**64 if value >= 2**63 else value
 
 
+_RANGE = 2**24
 MIX = (_signed(0x9E3779B97F4A7C15), _signed(0xFF51AFD7ED558CCD), _signed(0xC4CEB9FE1A85EC53))
 
 
@@ -28,6 +31,8 @@ class Dropout(nn.Module):
         super().__init__()
         self.p = p
         self.key: Tensor | None = None  # int64, set for each step
+        self._form: tuple[object, ...] = ()
+        self._kept_places = torch.empty(0, dtype=torch.int64)
         self.fused = False  # see :mod:`isofed.models.fused`
 
     def forward(self, x: Tensor) -> Tensor:
@@ -37,18 +42,34 @@ class Dropout(nn.Module):
             return nn.functional.dropout(x, self.p, training=True)
         if self.fused and x.is_cuda and x.dim() in (2, 4):
             return fused.dropout(x, self.key, self.p)
-        kept = uniform(self.key, x.shape) >= self.p
+        kept = hashed(self.key, self._places(x)) >= math.ceil(self.p * _RANGE)
         return torch.where(kept, x / (1 - self.p), 0)
 
+    def _places(self, x: Tensor) -> Tensor:
+        """Where entries stand, in the order of x's own memory; on a processor worth keeping for the next batch."""
+        if x.is_cuda or type(x) is not Tensor:
+            return places(x)
+        form = (x.shape, x.stride())
+        if self._form != form:
+            self._form, self._kept_places = form, places(x)
+        return self._kept_places
 
-def uniform(key: Tensor, shape: torch.Size) -> Tensor:
-    """Numbers in [0, 1) that depend on ``key`` and their position alone (murmur's finaliser on a Weyl sequence)."""
-    place = torch.arange(shape.numel(), device=key.device).view(shape)
-    bits = (place + 1) * MIX[0] + key
+
+def places(x: Tensor) -> Tensor:
+    """The terms of a Weyl sequence, one for each entry of a tensor, by its place in the order of the axes."""
+    sequence = (torch.arange(x.numel(), device=x.device).add_(1)).mul_(MIX[0]).view(x.shape)
+    return torch.empty_like(x, dtype=torch.int64).copy_(sequence)
+
+
+def hashed(key: Tensor, terms: Tensor) -> Tensor:
+    """Whole numbers below 2^24 that depend on ``key`` and their places alone (murmur's finaliser)."""
+    bits = terms + key
+    spare = torch.empty_like(bits)
     for factor in MIX[1:]:
-        bits = (bits ^ ((bits >> 33) & 0x7FFFFFFF)) * factor
-    bits = bits ^ ((bits >> 33) & 0x7FFFFFFF)
-    return ((bits >> 40) & 0xFFFFFF).float() * 2**-24
+        torch.bitwise_right_shift(bits, 33, out=spare).bitwise_and_(0x7FFFFFFF)
+        bits.bitwise_xor_(spare).mul_(factor)
+    torch.bitwise_right_shift(bits, 33, out=spare).bitwise_and_(0x7FFFFFFF)
+    return bits.bitwise_xor_(spare).bitwise_right_shift_(40).bitwise_and_(_RANGE - 1)
 
 
 def dropouts(network: nn.Module) -> list[Dropout]:
