@@ -373,3 +373,33 @@ def test_a_run_without_client_state_makes_no_file(tmp_path: Path) -> None:
     run.fit()
     assert all(state == {} for state in run.state.clients.values()) and len(run.state.clients) > 3
     assert not (tmp_path / "run" / "checkpoints" / "clients.bin").exists()
+
+
+def test_what_must_leave_memory_is_written_beside_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    writers: list[str] = []
+    write = os.pwrite
+
+    def noted(*arguments: Any) -> int:
+        writers.append(threading.current_thread().name)
+        return write(*arguments)
+
+    monkeypatch.setattr(os, "pwrite", noted)
+    now = Remembered.nothing(1000)
+    for number in range(20):
+        now = after(now, {10 * number + n: vector(*range(number, number + 1000)) for n in range(10)})
+        store._writer().submit(lambda: None).result()  # the time that a round would take
+    assert all(same(now[10 * n + 3], vector(*range(n, n + 1000))) for n in range(20))
+    here = threading.current_thread().name
+    assert sum(name != here for name in writers) > 5 * sum(name == here for name in writers) > 0
+
+
+def test_a_federation_that_fits_writes_nothing_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> int:
+        raise AssertionError("nothing has to leave memory here")
+
+    monkeypatch.setattr(os, "pwrite", refuse)
+    now = Remembered.nothing(10)
+    for number in range(20):
+        now = after(now, {n: vector(*range(number, number + 1000)) for n in range(10)})
+        store._writer().submit(lambda: None).result()
+    assert same(now[3], vector(*range(19, 1019)))

@@ -1,7 +1,8 @@
 """What clients remember between their visits: in memory while there is room, the rest in one file.
 
 A hundred thousand clients of which a hundred train in a round must cost what a hundred clients cost. So only about
-the states of a round are held in memory, the newest; older ones go to a file and are read back one at a time.
+the states of a round are held in memory, the newest; older ones go to a file, by a thread beside the training, and are
+read back one at a time.
 
 The file is made of *slots*. A new state never replaces an old one: it gets a slot that neither a state in use nor one
 of the last two checkpoints needs. So the file stays small, nothing has to be copied to tidy it up, and whenever a run
@@ -13,6 +14,7 @@ Nothing is ever unpickled. Where a run has no folder, the file has no name, and 
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import tempfile
@@ -20,7 +22,8 @@ import threading
 import weakref
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -133,6 +136,8 @@ class _Store:
         self._free: dict[int, list[int]] = {}  # slots by their room
         self._file: int | None = None
         self._synced = True
+        self._spills = False  # whether memory was ever too small: only then is it worth writing ahead
+        self._writing = False  # whether somebody does
         self._lock = threading.Lock()
 
     def take_up(self, table: Slots, kept: list[Slots]) -> None:
@@ -177,7 +182,27 @@ class _Store:
                 oldest = next(iter(self._hot))
                 self._write(oldest)
                 self._held -= _size(self._hot.pop(oldest))
+                self._spills = True
+            if self._spills and not self._writing:
+                self._writing = True
+                _writer().submit(_write_ahead, weakref.ref(self))
         return slot
+
+    def write_one(self) -> bool:
+        """Put the oldest state on file that will have to leave the memory soon; whether there was one."""
+        with self._lock:
+            held = self._held
+            for slot, state in self._hot.items():
+                if held <= min(HOT, 2 * self._most) // 2:
+                    break
+                if self._table[slot, _SUM] < 0:
+                    with suppress(RunError):  # whoever needs the room meets the same error, and can raise it
+                        self._write(slot)
+                        return True
+                    break
+                held -= _size(state)
+            self._writing = False
+            return False
 
     def read(self, slot: int, client: int) -> Tensors:
         """The state in a slot."""
@@ -264,6 +289,17 @@ class _Store:
                 self._file = os.open(self.path, flags | os.O_CLOEXEC, 0o666)
             weakref.finalize(self, os.close, self._file)
         return self._file
+
+
+@functools.cache
+def _writer() -> ThreadPoolExecutor:
+    """One thread that writes beside the training, for all runs of this process."""
+    return ThreadPoolExecutor(1, "isofed-store")
+
+
+def _write_ahead(store: weakref.ref[_Store]) -> None:
+    while (here := store()) is not None and here.write_one():
+        del here  # a run that is over need not wait
 
 
 def _size(state: Tensors) -> int:

@@ -179,8 +179,8 @@ def test_out_of_memory_lowers_the_number_of_slots_and_goes_on(monkeypatch: pytes
     monkeypatch.setattr(Hungry, "alive", [0])
     lower = Slots._lower
 
-    def count(self: Slots, slot: module.Slot) -> None:
-        lower(self, slot)
+    def count(self: Slots, slot: module.Slot, job: Job) -> None:
+        lower(self, slot, job)
         Hungry.alive[0] = len(self.slots)
 
     monkeypatch.setattr(Slots, "_lower", count)

@@ -120,9 +120,10 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def give_back_memory(device: torch.device) -> None:
-    """Let the device have the memory that nothing uses."""
-    gc.collect()  # a replica refers to itself, and would be freed some time later
+def give_back_memory(device: torch.device, garbage: bool = True) -> None:
+    """Let the device have the memory that nothing uses, also that of replicas, which refer to themselves."""
+    if garbage:
+        gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
 

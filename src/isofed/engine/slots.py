@@ -183,8 +183,9 @@ class Slots:
         self.world, self.device, self._note = world, device, note
         self._pictures = all_pictures(world, device)
         samples = [len(c) for c in world.clients]
-        self._steps = {n: steps_of(n, world.settings) for n in set(samples)}
-        self._sizes = {n: batch_sizes(n, world.settings) for n in set(samples)}
+        self._clients = Counter(samples)  # how many there are of each size: far fewer than clients
+        self._steps = {n: steps_of(n, world.settings) for n in self._clients}
+        self._sizes = {n: batch_sizes(n, world.settings) for n in self._clients}
         # Whose visit is tried first: the longest, so that no plan of a later one needs more room.
         self._probes = sorted(range(len(samples)), key=lambda c: (-self._steps[samples[c]], -samples[c], c))[:PROBES]
         self.slots: list[Slot] = []
@@ -225,7 +226,7 @@ class Slots:
                         self._give_up(slot, trouble)
                     elif starved(trouble):
                         waiting.insert(0, job)
-                        self._lower(slot)
+                        self._lower(slot, job)
                     else:
                         slot.leave()
                         yield Outcome(job.client, problem=failure(trouble))
@@ -290,9 +291,8 @@ class Slots:
         few = waiting[: len(self.slots)]
         return next((i for i, job in enumerate(few) if slot.knows(self._sizes[self._samples(job)])), 0)
 
-    def _lower(self, slot: Slot) -> None:
+    def _lower(self, slot: Slot, job: Job) -> None:
         """Give up a slot for which there is no memory."""
-        job = slot.job
         slot.leave()
         synchronize(self.device)
         if len(self.slots) == 1:
@@ -322,7 +322,7 @@ class Slots:
         settings = self.world.settings
         visits = max(1, int(len(self.world.clients) * settings.participation + 1e-9))
         most = min(settings.slots or MOST, visits)
-        steps = settings.rounds * visits * np.mean([self._steps[len(c)] for c in self.world.clients])
+        steps = settings.rounds * settings.participation * sum(k * self._steps[n] for n, k in self._clients.items())
         began, before, speed = time.perf_counter(), free_memory(self.device), 0.0
         while self._add(job, weights, sent, most) and len(self.slots) < most:
             if len(self.slots) == 1:
@@ -366,7 +366,7 @@ class Slots:
                 self._note(f"the GPU has memory for {_slots(len(self.slots))} only")
             return False
         self.slots.append(slot)
-        give_back_memory(self.device)  # of what the first step took
+        give_back_memory(self.device, garbage=False)  # what the first step took
         return True
 
     def _try(self, slot: Slot, job: Job, weights: Tensor, sent: Tensors) -> bool:
@@ -375,7 +375,7 @@ class Slots:
             try:
                 sizes = slot.begin(replace(job, client=self._probes[0]), weights, sent, None).sizes
             except Exception as error:
-                if starved(error):
+                if starved(error) or isinstance(error, Uncapturable):
                     raise
                 sizes = ()  # it will fail again in its own visit, and be an event there
             if sizes:
@@ -401,8 +401,9 @@ class Slots:
     def _recurring(self, slots: int) -> frozenset[int]:
         """The batch sizes that come often enough to be captured in each slot."""
         s, found = self.world.settings, Counter[int]()
-        for samples in map(len, self.world.clients):
-            found.update(self._sizes[samples])
+        for samples, clients in self._clients.items():
+            for size, times in self._sizes[samples].items():
+                found[size] += clients * times
         often = {n for n, times in found.items() if times * s.rounds * s.participation / slots >= RECURS}
         return frozenset(often | {max(found, key=lambda n: (found[n], n), default=s.batch_size)})
 
