@@ -150,7 +150,7 @@ def personal(
 
         first = judged()
         optimiser = torch.optim.SGD(head.parameters(), lr=s.lr if lr is None else lr, momentum=s.momentum)
-        with torch_seeded(s.seed, "torch", s.rounds + 1, client):
+        with torch_seeded(s.seed, "torch/visit", s.rounds + 1, client):
             orders = [torch.randperm(len(own)) for _ in range(epochs)]
         for order in orders:
             for index in order.split(s.batch_size):

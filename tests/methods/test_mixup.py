@@ -136,7 +136,8 @@ def test_what_a_step_sees() -> None:
     share, partners = draws(run, 1, 0)
     assert visit.sizes == (16, 16, 6, 16, 16, 6)  # the last of an epoch is smaller
     for number, size in enumerate(visit.sizes):
-        local._load(size)
+        local._prepare(size)
+        local._fetch(size)
         inputs, labels = step.inputs.clone(), step.labels.clone()
         assert step.soft is None
         local.method.batch(step)
@@ -192,7 +193,8 @@ def test_labels_that_another_part_has_made_soft_are_mixed_further() -> None:
     replica = Replica(run.world, CPU)
     replica._arrive(Job(1, 0, 0.1, 0.25), run.state.weights, {}, None)
     local, step = replica.local, replica.local.step
-    local._load(16)
+    local._prepare(16)
+    local._fetch(16)
     given = torch.rand(16, 4, generator=torch.Generator().manual_seed(0)).softmax(1)
     step.soft = given.clone()
     local.method.batch(step)

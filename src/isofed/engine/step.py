@@ -142,12 +142,16 @@ class LocalStep:
         inputs = train.normalised(images).permute(0, 2, 3, 1).unflatten(0, (self.ahead, width))
         self._ready = inputs, train.labels.index_select(0, index).view(self.ahead, width)
 
-    def _load(self, size: int) -> None:
-        """Put the next batch where the passes look for it, and let the methods change it."""
-        step = self.step
-        row = step.counter % self.ahead
+    def _fetch(self, size: int) -> None:
+        """Put the next batch where the passes look for it."""
+        row = self.step.counter % self.ahead
         inputs, labels = (ready.index_select(0, row)[0] if self.ahead > 1 else ready[0] for ready in self._ready)
         self.set_batch(inputs[:size].permute(0, 3, 1, 2), labels[:size])
+
+    def _load(self, size: int) -> None:
+        """Fetch the next batch, and let the methods change it."""
+        step = self.step
+        self._fetch(size)
         for n, layer in enumerate(self.dropouts):
             layer.key = step.draw("isofed.dropout")[n]
         self.method.batch(step)
