@@ -34,7 +34,9 @@ from tests.cli_tools import (
     succeeds,
 )
 
-COMMANDS = ("run", "compare", "tune", "methods", "models", "data", "bench", "settings")
+COMMANDS = (
+    *("run", "compare", "tune", "methods", "models", "data", "diagnose", "report", "watch", "bench", "settings"),
+)
 MINE = '''
 from dataclasses import dataclass
 

@@ -187,6 +187,74 @@ def data(words: Words = None, debug: Debug = False) -> None:
 
 
 @command
+def diagnose(
+    words: Annotated[
+        list[str] | None, typer.Argument(help="run folders; options as key=value", show_default=False)
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Measure what heterogeneity did to the models that runs have kept, and write diagnosis.json into each run folder.
+
+    Measured are labels, cost, calibration, spectra, alignment, curvature, landscape and tsne; only=A,B chooses some.
+    More is found where a run kept models: keep=every:10 those of rounds, keep_clients=last those of clients.
+    samples=512, probes=64, points=21 and clients=5 say how closely, device= where.
+
+    [bold]Examples[/]
+
+      isofed diagnose runs/mine
+
+      isofed diagnose runs/demo only=spectra,curvature samples=1024      (a whole comparison)
+    """
+    from isofed import diagnose as diagnosing
+
+    diagnosing.diagnose(console, words or [])
+
+
+@command
+def report(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(help="run folders, or folders of comparisons; out=FILE for the page", show_default=False),
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Write one HTML page about runs: the answer, interactive charts, the table, the split and how to repeat it.
+
+    The page is one file, opens without a network, and holds everything that it shows.
+
+    [bold]Examples[/]
+
+      isofed report runs/demo                       (writes report.html)
+
+      isofed report runs/first runs/second out=both.html
+    """
+    from isofed.report import commands
+
+    commands.report(console, words or [])
+
+
+@command
+def watch(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(help="run folders, or folders of comparisons; port=N", show_default=False),
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Serve the same page while runs go on, to browsers on this machine only; Ctrl-C ends it, never a run.
+
+    [bold]Examples[/]
+
+      isofed watch runs/demo
+
+      isofed watch runs/first runs/second port=9000
+    """
+    from isofed.report import commands
+
+    commands.watch(console, words or [])
+
+
+@command
 def bench(words: Words = None, debug: Debug = False) -> None:
     """Measure local steps a second on this machine: each executor against a bare PyTorch loop, in turns.
 

@@ -75,8 +75,10 @@ class Settings(BaseModel):
     train_loss: bool = Field(True, description="evaluations include the loss on the pooled training part")
     target: float | None = Field(None, gt=0, le=1, description="accuracy to count rounds to")
     stop_at_target: bool = Field(False, description="stop at the first evaluation that reaches the target")
-    diagnose: str = Field("none", description="diagnostics during the run; none")
-    track: str = Field("none", description="log to another tool as well; none")
+    diagnose: str = Field("none", description="record spectra, alignment and drift during the run: every:N or none")
+    track: Literal["none", "tensorboard"] = Field(
+        "none", description="log to another tool as well: tensorboard or none"
+    )
     keep: str = Field("none", description="store the global weights for later study: every:N or none")
     keep_clients: str = Field("none", description="store the clients' weights as well: last, every:N or none")
 
@@ -120,9 +122,6 @@ class Settings(BaseModel):
             raise UserError("slots are replicas on a GPU; use device=cuda, or executor=workers on the CPU")
         if self.slots is not None and self.executor not in ("auto", "slots", "ray"):
             raise UserError(f"slots={self.slots} goes with executor=slots, not with executor={self.executor}")
-        if self.diagnose != "none" or self.track != "none":
-            key = "diagnose" if self.diagnose != "none" else "track"
-            raise UserError(f"{key}={getattr(self, key)} is not part of this version; leave {key} at 'none'")
         if self.executor == "workers" and self.device != "cpu":
             raise UserError("executor=workers trains on the CPU; use executor=slots with device=" + self.device)
         if self.precision == "tf32" and self.device == "cpu":
@@ -132,6 +131,7 @@ class Settings(BaseModel):
         norm_layer(self.norm or "none")
         keep_rule(self.keep, "keep")
         keep_rule(self.keep_clients, "keep_clients")
+        keep_rule(self.diagnose, "diagnose")
         try:
             self.method.check(self)
         except IsofedError:
@@ -235,7 +235,7 @@ def lr_at(s: Settings, round: int) -> float:
 
 
 def keep_rule(text: str, key: str) -> int | None:
-    """How often weights are stored: every n rounds, 0 for the last round only, or not at all."""
+    """How often something is stored: every n rounds, 0 for the last round only, or not at all."""
     choice = spec.parse_one(text, key)
     values = [v for k, v in choice.options if k in ("", "n")]
     if choice.name == "none" and not choice.options:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from isofed import tracking
 from isofed.collect import Collected, sent_bytes
 from isofed.config import Settings, keep_rule, lr_at
 from isofed.config import settings as make_settings
@@ -28,6 +29,7 @@ from isofed.evaluation import Judge
 from isofed.layout import Layout, Policy, Tensors
 from isofed.methods import Final, Method, Round
 from isofed.progress import Watcher
+from isofed.recorder import Recorder
 from isofed.records import RunFolder, environment
 from isofed.result import Result, rounds_to
 from isofed.store import Remembered
@@ -76,6 +78,7 @@ class Federation:
         if dataset is not None and "data" not in settings:
             settings["data"] = f"{GIVEN}:{dataset.name}"
         self._prepare(make_settings(settings), dataset, pool)
+        tracking.check(self.settings.track, out is not None)
         made_with = environment(str(self.device), self.world.dataset.fingerprint) | {"files": self.settings.files()}
         self.folder = RunFolder.create(out, self.settings.to_dict(), made_with) if out else None
 
@@ -92,6 +95,7 @@ class Federation:
         run = cls.__new__(cls)
         run._prepare(make_settings(folder.config | changes), dataset, pool)
         run.folder = folder
+        tracking.check(run.settings.track, recorded=True)
         check_files(folder, run.settings)
         if folder.environment.get("data") != run.world.dataset.fingerprint:
             raise UserError(f"the data of the run {path} have changed since it was started, so it cannot go on")
@@ -109,6 +113,9 @@ class Federation:
         nothing = Remembered.nothing(len(self.world.clients), device=self.device)
         self.state = State(0, weights, settings.method.server_state(context), nothing)
         self.history: list[dict[str, Any]] = []
+        self.diagnostics: list[dict[str, Any]] = []  # of the rounds that were diagnosed
+        every = keep_rule(settings.diagnose, "diagnose")
+        self._recorder = Recorder(self.world, self.layout, self.device, every) if every else None
         self.notes: list[str] = []
         self._saved, self._save_cost, self._save_time = 0, 0.0, 0.0
 
@@ -120,10 +127,11 @@ class Federation:
     def fit(self, watcher: Watcher | None = None) -> Result:
         """Run all rounds that are still missing, and give the result."""
         watch = watcher or Watcher()
-        with self.folder.lock() if self.folder else nullcontext():
+        with self.folder.lock() if self.folder else nullcontext(), ExitStack() as open:
             if self.folder and (done := self.folder.result()) is not None:
                 return Result.from_dict(done, self.folder.metrics(), self.folder.path, self.folder.model())
             self._take_up(watch)
+            watch = open.enter_context(tracking.tracked(self, watch))
             watch.start(self)
             making = executor_for(self.world, self.device, self._pool, lambda text: self._note(text, watch))
             with exact_arithmetic(self.settings), making as executor:
@@ -166,6 +174,7 @@ class Federation:
         clients = Remembered.restored(under("clients/", saved), *place)
         self.state = State(checkpoint.round, saved["weights"].to(self.device), server, clients)
         self._saved, self.history = checkpoint.round, self.folder.metrics()
+        self.diagnostics = self.folder.diagnostics()
 
     def _one_round(self, executor: Executor, judge: Judge, watch: Watcher) -> None:
         s, before, number = self.settings, self.state, self.state.round + 1
@@ -191,10 +200,13 @@ class Federation:
             line |= judge.judge(self._judged(after), after.clients.get)
             line["evaluate_seconds"] = time.perf_counter() - began
         line["events"] = sorted(events, key=lambda event: event["client"])
+        diagnosis = self._diagnosis(before, after, collected.models)
         self._record(line, after, collected.models)
         self.state = after
         self._checkpoint()
         watch.round(line)
+        if diagnosis:
+            watch.diagnosis(diagnosis)
 
     def _sample(self, number: int) -> tuple[list[Job], list[dict[str, Any]]]:
         """The clients of a round; those without data are left out, and that is recorded."""
@@ -202,15 +214,29 @@ class Federation:
         rng = generator(s.seed, "clients", number)
         chosen = np.sort(rng.choice(count, max(1, int(count * s.participation + 1e-9)), replace=False))
         events = [{"client": int(c), "event": "has no data"} for c in chosen if not len(self.world.clients[c])]
-        rule = keep_rule(s.keep_clients, "keep_clients")
-        keep = rule is not None and (number == s.rounds if rule == 0 else number % rule == 0)
+        clients = [int(c) for c in chosen if len(self.world.clients[c])]
+        wanted = self._recorder.wanted(number, clients) if self._recorder else set()
+        if self._keeps_clients(number):
+            wanted = set(clients)
         fractions, lr = self.world.fractions(), lr_at(s, number)
-        jobs = [
-            Job(number, int(c), lr, float(fractions[c]), keep and self.folder is not None)
-            for c in chosen
-            if len(self.world.clients[c])
-        ]
-        return jobs, events
+        return [Job(number, c, lr, float(fractions[c]), c in wanted) for c in clients], events
+
+    def _keeps_clients(self, number: int) -> bool:
+        """Whether the clients' models of a round are written into the folder."""
+        rule = keep_rule(self.settings.keep_clients, "keep_clients")
+        if rule is None or self.folder is None:
+            return False
+        return number == self.settings.rounds if rule == 0 else number % rule == 0
+
+    def _diagnosis(self, before: State, after: State, models: dict[int, Tensor]) -> dict[str, Any] | None:
+        """Measure a round whose turn it is, and write that down."""
+        if self._recorder is None or after.round % self._recorder.every:
+            return None
+        line = self._recorder.line(after.round, self._judged(after), before.weights, models)
+        self.diagnostics.append(line)
+        if self.folder:
+            self.folder.diagnose(line)
+        return line
 
     def _aggregate(self, number: int, collected: Collected, remembered: Remembered) -> State:
         """Combine the answers and let the methods' server step act; the present state stays as it is."""
@@ -265,7 +291,7 @@ class Federation:
         info = {"round": state.round, "method": self.settings.method.to_yaml()}
         if every and state.round % every == 0:
             self.folder.keep(state.round, self.layout.views(self._judged(state)), info)
-        for client, model in models.items():
+        for client, model in models.items() if self._keeps_clients(state.round) else ():
             self.folder.keep(state.round, self.layout.views(model), info | {"client": client}, client=client)
 
     def _checkpoint(self, force: bool = False) -> None:

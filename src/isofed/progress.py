@@ -24,6 +24,9 @@ class Watcher:
     def round(self, line: dict[str, Any]) -> None:
         """A round is over; ``line`` is its record."""
 
+    def diagnosis(self, line: dict[str, Any]) -> None:
+        """The round was diagnosed (``diagnose=every:N``); ``line`` is what was found."""
+
     def note(self, text: str) -> None:
         """Something a person should know."""
 

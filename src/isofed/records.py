@@ -4,15 +4,18 @@
 
     config.yaml                                     the resolved configuration
     environment.json                                versions, device and data the run was made with
-    metrics.jsonl                                   one JSON line per round
+    metrics.jsonl                                   one JSON line per round,
+    diagnostics.jsonl                               and one per round that was diagnosed
     checkpoints/round-000012.safetensors            the last two states to go on from,
     checkpoints/clients.bin                         and what the clients remember in them
     kept/round-000010.safetensors                   models kept for later study,
     kept/round-000010-client-000003.safetensors     and those of single clients
     model.safetensors, result.json                  written at the end
+    diagnosis.json                                  what ``isofed diagnose`` found out
 
-A run can be killed at any moment: every file is replaced as a whole, but for two. A half-written last line of
-``metrics.jsonl`` is left out, and ``clients.bin`` is only written where no checkpoint needs what is there.
+A run can be killed at any moment: every file is replaced as a whole, but for three. A half-written last line of
+``metrics.jsonl`` or ``diagnostics.jsonl`` is left out, and ``clients.bin`` is only written where no checkpoint needs
+what is there.
 """
 
 from __future__ import annotations
@@ -48,6 +51,7 @@ from isofed.files import (
 __all__ = [
     "Checkpoint",
     "DamagedFile",
+    "Kept",
     "RunFolder",
     "Tensors",
     "environment",
@@ -59,6 +63,7 @@ __all__ = [
 CONFIG, ENVIRONMENT, METRICS = "config.yaml", "environment.json", "metrics.jsonl"
 MODEL, RESULT, CHECKPOINTS, KEPT, LOCK = "model.safetensors", "result.json", "checkpoints", "kept", ".lock"
 STATES = "clients.bin"
+DIAGNOSTICS, DIAGNOSIS = "diagnostics.jsonl", "diagnosis.json"
 
 
 def environment(device: str, fingerprint: str) -> dict[str, str]:
@@ -97,12 +102,94 @@ class Checkpoint:
     note: str | None = None
 
 
+@dataclass(frozen=True)
+class Kept:
+    """A model that was kept for later study: the shared one of a round, or a client's own."""
+
+    round: int
+    client: int | None
+    path: Path
+
+
+class Lines:
+    """A file of JSON lines, one for a round, that grows; a half-written last line is left out."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._whole = False  # whether this object has seen to it that the file ends with a whole line
+
+    def append(self, line: dict[str, Any]) -> None:
+        """Add one line; a NaN or an infinity is written as null, which any JSON reader takes."""
+        text = json.dumps(plain(line), allow_nan=False) + "\n"
+        if not self._whole:
+            whole, _ = self._read()
+            self._cut(sum(len(raw) for raw, _ in whole))
+            self._whole = True
+        size = self.path.stat().st_size if self.path.exists() else 0
+        try:
+            with self.path.open("ab") as file:
+                file.write(text.encode())
+        except OSError as error:
+            with suppress(OSError, RunError):  # a full disk takes half a line
+                self._cut(size)
+            raise write_error(self.path, error) from error
+
+    def read(self) -> list[dict[str, Any]]:
+        """What the whole lines say."""
+        return [line for _, line in self._read()[0]]
+
+    def rewind(self, round: int) -> None:
+        """Drop the lines of later rounds, and a half-written last one."""
+        whole, half = self._read()
+        kept = [raw for raw, line in whole if (line.get("round") or 0) <= round]
+        if half or len(kept) < len(whole):
+            write_atomic(self.path, b"".join(kept))
+
+    def sync(self) -> None:
+        """See to it that the lines survive a power cut."""
+        if self.path.exists():
+            try:
+                with self.path.open("r+b") as file:
+                    os.fsync(file.fileno())
+            except OSError as error:
+                raise write_error(self.path, error) from error
+
+    def _read(self) -> tuple[list[tuple[bytes, dict[str, Any]]], bool]:
+        """The whole lines with what they say, and whether a half-written one follows."""
+        try:
+            raws = self.path.read_bytes().splitlines(keepends=True)
+        except FileNotFoundError:
+            return [], False
+        except OSError as error:
+            raise RunError(f"cannot read {self.path}: {error.strerror}") from error
+        whole: list[tuple[bytes, dict[str, Any]]] = []
+        for number, raw in enumerate(raws, 1):
+            line = None
+            with suppress(ValueError):
+                line = json.loads(raw) if raw.endswith(b"\n") else None
+            if isinstance(line, dict):
+                whole.append((raw, line))
+            elif number == len(raws):
+                return whole, True
+            else:
+                raise DamagedFile(f"line {number} of {self.path} is damaged: mend it or delete that line")
+        return whole, False
+
+    def _cut(self, size: int) -> None:
+        """Shorten the file to ``size`` bytes, if it is longer."""
+        if self.path.exists() and self.path.stat().st_size > size:
+            try:
+                os.truncate(self.path, size)
+            except OSError as error:
+                raise write_error(self.path, error) from error
+
+
 class RunFolder:
     """One run on disk. Make it with :meth:`create` or :meth:`open`; hold :meth:`lock` while writing."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
-        self._whole_lines = False  # whether this object has seen to it that the metrics end with a whole line
+        self._metrics, self._diagnostics = Lines(self.path / METRICS), Lines(self.path / DIAGNOSTICS)
 
     @classmethod
     def create(cls, path: Path | str, config: dict[str, Any], environment: dict[str, Any]) -> RunFolder:
@@ -175,41 +262,29 @@ class RunFolder:
 
     def append(self, line: dict[str, Any]) -> None:
         """Add one line to the metrics; a NaN or an infinity is written as null, which any JSON reader takes."""
-        text = json.dumps(plain(line), allow_nan=False) + "\n"
-        path = self.path / METRICS
-        if not self._whole_lines:
-            whole, _ = self._lines()
-            self._cut(sum(len(raw) for raw, _ in whole))
-            self._whole_lines = True
-        size = path.stat().st_size if path.exists() else 0
-        try:
-            with path.open("ab") as file:
-                file.write(text.encode())
-        except OSError as error:
-            with suppress(OSError, RunError):  # a full disk takes half a line
-                self._cut(size)
-            raise write_error(path, error) from error
+        self._metrics.append(line)
 
     def metrics(self) -> list[dict[str, Any]]:
         """The metrics, one dict a line; a half-written last line is left out."""
-        return [line for _, line in self._lines()[0]]
+        return self._metrics.read()
+
+    def diagnose(self, line: dict[str, Any]) -> None:
+        """Add one line to the diagnostics of the rounds."""
+        self._diagnostics.append(line)
+
+    def diagnostics(self) -> list[dict[str, Any]]:
+        """What was recorded of the rounds that were diagnosed, like :meth:`metrics`."""
+        return self._diagnostics.read()
 
     def rewind(self, round: int) -> None:
-        """Drop the metrics of later rounds, and a half-written last line: before going on from ``round``."""
-        whole, half = self._lines()
-        kept = [raw for raw, line in whole if (line.get("round") or 0) <= round]
-        if half or len(kept) < len(whole):
-            write_atomic(self.path / METRICS, b"".join(kept))
+        """Drop the lines of later rounds, and a half-written last one: before going on from ``round``."""
+        self._metrics.rewind(round)
+        self._diagnostics.rewind(round)
 
     def checkpoint(self, round: int, tensors: Tensors, info: dict[str, Any]) -> None:
         """Save a state to go on from. It and the one before it stay; older ones, and any of later rounds, go."""
-        metrics = self.path / METRICS
-        if metrics.exists():
-            try:  # the lines up to this round must not be lost in a power cut that the checkpoint survives
-                with metrics.open("r+b") as file:
-                    os.fsync(file.fileno())
-            except OSError as error:
-                raise write_error(metrics, error) from error
+        for lines in (self._metrics, self._diagnostics):
+            lines.sync()  # those up to this round must not be lost in a power cut that the checkpoint survives
         self._save(f"{CHECKPOINTS}/{_name(round)}", tensors, info)
         rounds = self._rounds()
         # Later rounds are left from before a rewind, for instance damaged: they must not push out this one.
@@ -249,6 +324,22 @@ class RunFolder:
         """Save a model of this round for later study: the shared one, or a client's own."""
         self._save(f"{KEPT}/{_name(round, client)}", tensors, info)
 
+    def kept(self) -> list[Kept]:
+        """The models that were kept, by round and client; those left from before a rewind are among them."""
+        found = [(re.fullmatch(_NAME, path.name), path) for path in (self.path / KEPT).glob("round-*.safetensors")]
+        models = [
+            Kept(int(match[1]), None if match[2] is None else int(match[2]), path) for match, path in found if match
+        ]
+        return sorted(models, key=lambda one: (one.round, -1 if one.client is None else one.client))
+
+    def diagnosis(self) -> dict[str, Any]:
+        """What ``isofed diagnose`` has found out so far; nothing before its first time."""
+        return self._read_json(DIAGNOSIS) if (self.path / DIAGNOSIS).exists() else {}
+
+    def write_diagnosis(self, content: dict[str, Any]) -> None:
+        """Replace what ``isofed diagnose`` has found out."""
+        self._write_json(DIAGNOSIS, content)
+
     def finish(self, tensors: Tensors, info: dict[str, Any], result: dict[str, Any]) -> None:
         """Save the final model, then the result: a run with a result is finished and has its model."""
         self._save(MODEL, tensors, info)
@@ -268,37 +359,6 @@ class RunFolder:
         names = [path.name for path in (self.path / CHECKPOINTS).glob("round-*.safetensors")]
         found = [re.fullmatch(r"round-(\d{6,})\.safetensors", name) for name in names]
         return sorted(int(match.group(1)) for match in found if match)
-
-    def _lines(self) -> tuple[list[tuple[bytes, dict[str, Any]]], bool]:
-        """The whole lines of the metrics with what they say, and whether a half-written one follows."""
-        path = self.path / METRICS
-        try:
-            raws = path.read_bytes().splitlines(keepends=True)
-        except FileNotFoundError:
-            return [], False
-        except OSError as error:
-            raise RunError(f"cannot read {path}: {error.strerror}") from error
-        whole: list[tuple[bytes, dict[str, Any]]] = []
-        for number, raw in enumerate(raws, 1):
-            line = None
-            with suppress(ValueError):
-                line = json.loads(raw) if raw.endswith(b"\n") else None
-            if isinstance(line, dict):
-                whole.append((raw, line))
-            elif number == len(raws):
-                return whole, True
-            else:
-                raise DamagedFile(f"line {number} of {path} is damaged: mend it or delete that line")
-        return whole, False
-
-    def _cut(self, size: int) -> None:
-        """Shorten the metrics to ``size`` bytes, if they are longer."""
-        path = self.path / METRICS
-        if path.exists() and path.stat().st_size > size:
-            try:
-                os.truncate(path, size)
-            except OSError as error:
-                raise write_error(path, error) from error
 
     def _save(self, name: str, tensors: Tensors, info: dict[str, Any]) -> None:
         path = self.path / name
@@ -322,6 +382,9 @@ class RunFolder:
         if not isinstance(content, dict):
             raise DamagedFile(f"{path} is damaged")
         return content
+
+
+_NAME = r"round-(\d{6,})(?:-client-(\d{6,}))?\.safetensors"
 
 
 def _name(round: int, client: int | None = None) -> str:
