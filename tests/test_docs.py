@@ -32,7 +32,7 @@ import yaml
 from rich.console import Console
 from typer.testing import CliRunner
 
-from isofed import Federation, Method, bench, cli, functional, models, spec
+from isofed import Federation, Method, bench, cli, diagnose, functional, models, spec
 from isofed.config import Settings
 from isofed.data.augment import AUGMENTATIONS
 from isofed.data.partition import KINDS
@@ -223,7 +223,7 @@ def test_settings_and_options_that_a_page_names_exist(page: Path) -> None:
     choices = [find(name)[1] for name in BUILT_IN] + [source(name) for name in SOURCES]
     known = {option for cls in [*choices, *KINDS.values(), *AUGMENTATIONS.values()] for option in options_of(cls)}
     known |= {*Settings.model_fields, "out", "seeds", "picture", "every", "factor"}  # the last two are lr_schedule's
-    known |= set(bench.OWN)
+    known |= {*bench.OWN, *(f.name for f in dataclasses.fields(diagnose.Options)), "figures", "port"}
     known |= set(re.findall(r"^    (\w+): float", page.read_text(encoding="utf-8"), re.MULTILINE))  # of examples
     inline = re.findall(r"`([^`\n]+)`", page.read_text(encoding="utf-8"))
     named = {key for text in inline for key in re.findall(r"(?<![\w.])([a-z_0-9]+)=(?!=)", text)}

@@ -227,6 +227,8 @@ def report(
       isofed report runs/demo                       (writes report.html)
 
       isofed report runs/first runs/second out=both.html
+
+      isofed report runs/demo figures=figures       (the pictures as SVG and PNG, too)
     """
     from isofed.report import commands
 

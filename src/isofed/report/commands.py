@@ -16,13 +16,19 @@ from isofed.report import write_report
 
 def report(console: Console, words: Sequence[str]) -> None:
     """The page of finished or unfinished runs as a file."""
-    paths, options = _read(words, ("out",), "isofed report runs/demo")
+    paths, options = _read(words, ("out", "figures"), "isofed report runs/demo")
     out = Path(options.get("out", "report.html"))
     page = write_report(paths, out)
     size = f"{out.stat().st_size / 1e6:.1f} MB" if out.stat().st_size >= 1e6 else f"{out.stat().st_size / 1e3:.0f} kB"
     console.print(f"{page['answer']['question']}\n{page['answer']['headline']}", highlight=False, markup=False)
     told = f"{many(len(page['runs']), 'run')} on one page ({size}): {out}"
     console.print(told, highlight=False, markup=False, soft_wrap=True)
+    if "figures" in options:
+        from isofed.report.figures import write_all
+
+        drawn = write_all(paths, Path(options["figures"]))
+        told = f"{many(len(drawn), 'figure file')}: {options['figures']}"
+        console.print(told, highlight=False, markup=False, soft_wrap=True)
 
 
 def watch(console: Console, words: Sequence[str]) -> None:
