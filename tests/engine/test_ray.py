@@ -276,9 +276,10 @@ def test_a_run_starts_its_own_ray_and_ctrl_c_ends_both(tmp_path: Path) -> None:
             assert process.poll() is None, process.communicate()[0]
             time.sleep(0.1)
         process.send_signal(signal.SIGINT)
-        said, _ = process.communicate(timeout=20)  # promptly: a visit that is under way is not waited for
+        said, _ = process.communicate(timeout=60)  # a visit that is under way is not waited for
     finally:
         process.kill()
+        process.communicate()
     assert process.returncode == 130
     left = [p for p in Path("/proc").glob("[0-9]*") if f"ISOFED_TEST={out}".encode() in read(p / "environ")]
     assert not left
