@@ -15,7 +15,7 @@ from torch import nn
 
 from isofed import Method
 from isofed.config import settings
-from isofed.engine import slots as module
+from isofed.engine import slot as module
 from isofed.engine.lane import OutOfMemory
 from isofed.engine.replica import Job, Outcome, one_thread
 from isofed.engine.serial import Executor, Serial

@@ -20,12 +20,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from isofed.config import settings
-from isofed.data.base import Dataset, Part
 from isofed.engine.mailbox import AHEAD, Inbox, Outbox
+from isofed.engine.portable import unpack
 from isofed.engine.replica import Job, Replica
 from isofed.engine.serial import failure
-from isofed.engine.world import World
 from isofed.layout import Tensors
 
 
@@ -40,7 +38,7 @@ class Worker:
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         kind = request.pop("do")
         if kind == "set-up":
-            self.replica = Replica(self._world(request), torch.device("cpu"))
+            self.replica = Replica(unpack(self.data.read(request["data"]), request), torch.device("cpu"))
             return {}
         assert self.replica is not None
         shared = self.shared.read(request["shared"])
@@ -55,18 +53,6 @@ class Worker:
             return {"correct": score.correct.tolist(), "seen": score.seen.tolist(), "loss": score.loss.hex()}
         answer = self.replica.answer(request["exchange"], Job(**request["job"]), weights, sent, state)
         return {"letter": self.outbox.post(answer)}
-
-    def _world(self, request: dict[str, Any]) -> World:
-        tensors = self.data.read(request["data"])
-        parts = {
-            name: Part(tensors[f"{name}.images"], tensors[f"{name}.labels"], tensors.get(f"{name}.domains"))
-            for name in request["parts"]
-        }
-        names = {"classes": tuple(request["classes"]), "domains": tuple(request["domains"])}
-        mean, std = tuple(request["mean"]), tuple(request["std"])
-        dataset = Dataset(request["name"], train=parts["train"], test=parts["test"], mean=mean, std=std, **names)
-        clients = np.split(tensors["clients"].numpy(), request["cuts"])
-        return World(settings(request["settings"]), dataset, parts, clients)
 
     def _train(self, job: Job, weights: torch.Tensor, sent: Tensors, state: Tensors | None) -> dict[str, Any]:
         assert self.replica is not None

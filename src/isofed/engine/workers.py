@@ -27,6 +27,7 @@ from torch import Tensor
 
 from isofed.engine.mailbox import AHEAD, Inbox, Letter, Outbox, shared_folder
 from isofed.engine.plan import steps_of
+from isofed.engine.portable import pack
 from isofed.engine.replica import Job, Outcome, Score, one_thread
 from isofed.engine.serial import States, chunks
 from isofed.engine.world import World
@@ -347,25 +348,8 @@ class _Tasks:
 
 def _set_up(world: World, pool: Pool) -> dict[str, Any]:
     """What a worker needs to build the same world; the data go into shared memory once, however many runs follow."""
-    tensors: Tensors = {}
-    for name, part in world.parts.items():
-        tensors |= {f"{name}.images": part.images, f"{name}.labels": part.labels}
-        if part.domains is not None:
-            tensors[f"{name}.domains"] = part.domains
-    tensors["clients"] = torch.from_numpy(np.concatenate(world.clients))
-    dataset = world.dataset
-    return {
-        "do": "set-up",
-        "data": pool.data.post(tensors),
-        "settings": world.settings.to_dict(),
-        "parts": list(world.parts),
-        "name": dataset.name,
-        "classes": dataset.classes,
-        "domains": dataset.domains,
-        "mean": dataset.mean,
-        "std": dataset.std,
-        "cuts": np.cumsum([len(c) for c in world.clients])[:-1].tolist(),
-    }
+    tensors, plain = pack(world)
+    return {"do": "set-up", "data": pool.data.post(tensors), **plain}
 
 
 def _request(kind: str, shared: Any, process: _Process, state: Tensors | None, **more: Any) -> dict[str, Any]:

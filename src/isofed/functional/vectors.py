@@ -3,20 +3,10 @@
 from __future__ import annotations
 
 # mypy: disable-error-code="no-untyped-def"
-from typing import TYPE_CHECKING, Any
-
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    tl: Any
-    triton: Any
-else:
-    try:
-        import triton
-        import triton.language as tl
-    except ImportError:
-        triton = None
+from isofed.functional.kernels import tl, triton
 
 _BLOCK = 2048
 

@@ -19,17 +19,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from isofed.functional.kernels import tl, triton
+
 if TYPE_CHECKING:
     from isofed.models.base import FusedNorm
-
-    tl: Any
-    triton: Any
-else:
-    try:
-        import triton
-        import triton.language as tl
-    except ImportError:
-        triton = None
 
 PARTS = 128  # pieces, at most, into which the rows of a sum are cut
 TILE = 2048  # numbers that a program looks at together,
