@@ -47,8 +47,8 @@ def ceilings() -> None:
     print(f"copy {copy / 1e12:.2f} TB/s, bf16 product {product / 1e12:.0f} TFLOP/s")
 
 
-def kernels(network: str, precision: str, top: int) -> None:
-    s = chosen(model=network, precision=precision, batch_size=64, device="cuda", slots=1)
+def kernels(network: str, method: str, precision: str, top: int) -> None:
+    s = chosen(model=network, method=method, precision=precision, batch_size=64, device="cuda", slots=1)
     world = World.create(s)
     with exact_arithmetic(s):
         run = Federated(world, 4)
@@ -67,9 +67,8 @@ def kernels(network: str, precision: str, top: int) -> None:
         counts[event.name[:100]] += 1
         times[event.name[:100]] += int(event.device_time_total * 1000)
     total = sum(times.values()) / 1000
-    print(
-        f"{network} {precision}: {sum(counts.values()) / STEPS:.0f} kernels and {total / STEPS:.0f} us of them a step"
-    )
+    count = sum(counts.values()) / STEPS
+    print(f"{network} {method} {precision}: {count:.0f} kernels and {total / STEPS:.0f} us of them a step")
     for name, spent in times.most_common(top):
         print(f"  {spent / 1000 / STEPS:8.1f} us {counts[name] / STEPS:6.1f}x  {name}")
 
@@ -77,6 +76,7 @@ def kernels(network: str, precision: str, top: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--networks", default="pfl-cnn,resnet18,resnet56,mobilenetv2")
+    parser.add_argument("--methods", default="fedavg")
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--top", type=int, default=12)
     arguments = parser.parse_args()
@@ -84,7 +84,8 @@ def main() -> None:
         raise SystemExit("this benchmark needs a GPU")
     ceilings()
     for network in arguments.networks.split(","):
-        kernels(network, arguments.precision, arguments.top)
+        for method in arguments.methods.split(","):
+            kernels(network, method, arguments.precision, arguments.top)
 
 
 if __name__ == "__main__":

@@ -111,3 +111,22 @@ def test_matrix_products_in_tf32_do_not_reach_distances(name: str) -> None:
     tolerance = 1e-5 if name.startswith(("uniformity", "energy", "variance", "contrast")) else 5e-3
     torch.testing.assert_close(value.cpu().double(), wanted, rtol=tolerance, atol=1e-6)
     assert (gradient.cpu().double() - right).norm() <= 10 * tolerance * right.norm() + 1e-9
+
+
+@pytest.mark.parametrize(("places", "iterations"), [((4, 4), 10), ((8, 8), 10), ((1, 1), 2), ((3, 5), 3), ((2, 2), 7)])
+def test_the_norm_of_a_stage_agrees_with_float64(places: tuple[int, int], iterations: int) -> None:
+    draws = torch.Generator("cuda").manual_seed(7)
+    a = torch.randn((6, 80, *places), device="cuda", generator=draws).relu() * 3
+    b = torch.randn((6, 24, *places), device="cuda", generator=draws).relu()
+    b[1], a[2] = 0, 0  # has no gradient
+    found = [m.detach().requires_grad_() for m in (a, b)]
+    exact = [m.double().cpu().requires_grad_() for m in (a, b)]
+    ours = stage_norm(found[0], found[1], iterations)
+    theirs = stage_norm(exact[0], exact[1], iterations)
+    weights = torch.linspace(-1, 2, 6, dtype=torch.float64)
+    (ours * weights.to(ours)).sum().backward()
+    (theirs * weights).sum().backward()
+    torch.testing.assert_close(ours.detach().cpu().double(), theirs.detach(), rtol=1e-5, atol=1e-9)
+    for one, two in zip(found, exact, strict=True):
+        assert one.grad is not None and two.grad is not None and one.grad.isfinite().all()
+        assert float((one.grad.cpu().double() - two.grad).norm()) <= 2e-5 * float(two.grad.norm())

@@ -19,7 +19,7 @@ from isofed.federation import Federation
 from isofed.methods import Visit
 from isofed.methods.gradaug import GradAug
 from isofed.models import Network, Output
-from isofed.models.slim import slim_forward
+from isofed.models.slim import Cut, slim_forward
 from tests.engine.plain import TOLERANCE, Named, Plain, distance, mean, small
 
 
@@ -215,9 +215,9 @@ def test_without_strength_it_is_its_base_to_the_last_bit(model: str) -> None:
 def test_without_strength_no_sub_network_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[float] = []
 
-    def noted(network: Network, inputs: Tensor, width: float, multiple: int) -> Output:
+    def noted(network: Network, inputs: Tensor, width: float, multiple: int, cuts: list[Cut]) -> Output:
         ran.append(width)
-        return slim_forward(network, inputs, width, multiple)
+        return slim_forward(network, inputs, width, multiple, cuts)
 
     monkeypatch.setattr("isofed.methods.gradaug.slim_forward", noted)
     small(method="gradaug:mu=0", model="cnn", rounds=1).fit()

@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 import numpy as np
@@ -42,6 +42,7 @@ _NO_MEMORY = (
     "the GPU has not enough free memory to train a single client; "
     "use a smaller batch_size or network, or precision=bf16"
 )
+_NO_MEMORY_TO_JUDGE = "the GPU has not enough free memory to evaluate the network; use a smaller network"
 
 
 class Slots:
@@ -110,18 +111,12 @@ class Slots:
             synchronize(self.device)
 
     def score(self, part: str, index: np.ndarray, weights: Tensor, state: Tensors | None = None) -> Score:
-        try:
-            with self._first() as replica:
+        while True:
+            # An error keeps alive what its pass has made, so room is made after it has been let go.
+            with suppress(OutOfMemory, Uncapturable), self._first() as replica:
                 replica.load(weights, state)
                 return replica.score(part, index)
-        except (OutOfMemory, Uncapturable):
-            slot = self.slots[0]
-            if slot.graphs is None or slot.judges_eagerly:
-                raise
-            slot.judges_eagerly = True
-        synchronize(self.device)
-        give_back_memory(self.device)
-        return self.score(part, index, weights, state)
+            self._make_room_to_judge()
 
     def answer(
         self, exchange: str, jobs: Sequence[Job], weights: Tensor, sent: Tensors, states: States
@@ -169,11 +164,26 @@ class Slots:
             self._starved = job  # once more, without what slots before it may have left behind
             give_back_memory(self.device)
             return
+        self._drop(slot)
+
+    def _drop(self, slot: Slot) -> None:
+        synchronize(self.device)
         self.slots.remove(slot)
         slot.release()
         del slot.replica
         give_back_memory(self.device)
         self._note(f"the GPU ran out of memory: going on with {_slots(len(self.slots))}")
+
+    def _make_room_to_judge(self) -> None:
+        slot = self.slots[0]
+        if slot.graphs is not None and not slot.judges_eagerly:
+            slot.judges_eagerly = True
+            synchronize(self.device)
+            give_back_memory(self.device)
+        elif len(self.slots) > 1:
+            self._drop(self.slots[-1])
+        else:
+            raise RunError(_NO_MEMORY_TO_JUDGE)
 
     def _give_up(self, slot: Slot, error: Uncapturable) -> None:
         """Go on without graphs: one replica, since what is not captured may draw from generators that all share."""

@@ -7,7 +7,7 @@ and replayed: all work goes through ``LocalStep.do``, which either does it or re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property, partial
 
@@ -17,12 +17,14 @@ from torch import Tensor, nn
 
 from isofed.data.augment import parse as parse_augment
 from isofed.data.base import Dataset, Part
+from isofed.engine.sgd import update
 from isofed.engine.world import World
 from isofed.layout import Entry, Layout, Tensors
 from isofed.methods import Step
 from isofed.models import Network
 from isofed.models.dropout import dropouts
 from isofed.models.fused import fuse
+from isofed.models.slim import Cut
 
 
 class Pictures:
@@ -48,6 +50,7 @@ Do = Callable[[Hashable, Callable[[], None]], None]  # does the work that a key 
 
 _AHEAD = 16  # steps whose pictures are made ready together on a GPU,
 _AHEAD_VALUES = 2**22  # unless that would be more numbers than these
+_LARGE = 2**18  # numbers of a gradient that are worth a kernel of their own
 
 
 def at_once(_: Hashable, work: Callable[[], None]) -> None:
@@ -86,6 +89,7 @@ class LocalStep:
         trained = [e for e in layout.entries if e.trained]
         self.parameters = [named[e.name] for e in trained]
         self.gradients = [e.view(step.grad) for e in trained]
+        self._place = {id(p): place for p, place in zip(self.parameters, self.gradients, strict=True)}
         self._gaps = _gaps(trained, step.grad)
         lowered = settings.precision == "bf16" and device.type == "cuda"
         self._half = torch.empty_like(self.flat, dtype=torch.bfloat16) if lowered else None
@@ -195,20 +199,33 @@ class LocalStep:
         self.do((name, self.step.size, self._fresh), lowered)
         self._fresh = False
 
-    def add_gradient(self, loss: Tensor) -> None:
-        """Backward: add a loss's gradient to ``step.grad``."""
-        found = torch.autograd.grad(loss, self.parameters, allow_unused=True)
+    def add_gradient(self, loss: Tensor, cuts: Sequence[Cut] = ()) -> None:
+        """Backward: add a loss's gradient to ``step.grad``.
+
+        With ``cuts``, the loss is a function of parts of the weights, and the rest of the gradient stays as it is.
+        """
         first, self._fresh = self._fresh, False
+        places: list[Tensor] = self.gradients
+        wanted: Sequence[Tensor] = self.parameters
+        if cuts:
+            places = [self._place[id(cut.parameter)][cut.where] for cut in cuts]
+            wanted = [cut.part for cut in cuts]
+            if first:
+                self.step.grad.zero_()
+                first = False
+        found = torch.autograd.grad(loss, wanted, allow_unused=True)
         kinds: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}  # one kernel for each kind
-        for place, gradient in zip(self.gradients, found, strict=True):
-            if gradient is not None:
-                places, gradients = kinds.setdefault(gradient.dtype, ([], []))
-                places.append(place)
+        for place, gradient in zip(places, found, strict=True):
+            if gradient is not None and first and gradient.numel() >= _LARGE:
+                place.copy_(gradient)
+            elif gradient is not None:
+                here, gradients = kinds.setdefault(gradient.dtype, ([], []))
+                here.append(place)
                 gradients.append(gradient)
             elif first:  # a tensor that this loss does not depend on
                 place.zero_()
-        for places, gradients in kinds.values():
-            (torch._foreach_copy_ if first else torch._foreach_add_)(places, gradients)
+        for here, gradients in kinds.values():
+            (torch._foreach_copy_ if first else torch._foreach_add_)(here, gradients)
 
     def lower_copies(self) -> None:
         """The frozen copies stay as they are from here to the end of the visit."""
@@ -233,34 +250,12 @@ class LocalStep:
                 parameter.data = full
 
     def _update(self) -> None:
-        """SGD as ``torch.optim.SGD`` defines it, on the whole vector at once."""
+        """Correct and clip the gradient, and go along it."""
         s, step = self.settings, self.step
         self.method.gradient(step)
-        direction = step.grad
         if s.clip is not None:
-            direction.mul_((s.clip / (torch.linalg.vector_norm(direction) + 1e-6)).clamp_(max=1.0))
-        if direction.is_cuda:
-            torch._fused_sgd_(  # one kernel for all
-                [step.weights],
-                [direction],
-                [self.momentum] if s.momentum else [],
-                lr=step.lr,
-                momentum=s.momentum,
-                weight_decay=s.weight_decay,
-                nesterov=s.nesterov,
-                dampening=0.0,
-                maximize=False,
-                is_first_step=False,
-            )
-            step.counter.add_(1)
-            return
-        if s.weight_decay:
-            direction.add_(step.weights, alpha=s.weight_decay)
-        if s.momentum:
-            self.momentum.mul_(s.momentum).add_(direction)
-            direction = direction.add_(self.momentum, alpha=s.momentum) if s.nesterov else self.momentum
-        step.weights.addcmul_(direction, step.lr, value=-1)
-        step.counter.add_(1)
+            step.grad.mul_((s.clip / (torch.linalg.vector_norm(step.grad) + 1e-6)).clamp_(max=1.0))
+        update(s, step.weights, step.grad, self.momentum, step.lr, step.counter)
 
     def autocast(self) -> AbstractContextManager[object]:
         """Half precision where it is asked for; master weights stay float32."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
+from isofed.functional import powers
 from isofed.functional.precision import full_precision
 
 
@@ -100,9 +101,10 @@ def _among_places(a: Tensor, between: Tensor, iterations: int) -> Tensor:
 
     With w = a'v a step v -> a between a'v is w -> a'a between w, a small matrix, whose powers are found by squaring.
     """
-    within = a.transpose(1, 2) @ a
-    step = within @ between
-    w = a.sum(1)[:, :, None]  # a' times ones
+    within, start = a.transpose(1, 2) @ a, a.sum(1)  # a'a, and a' times ones
+    if powers.available(within):
+        return powers.largest_stretch(within, between, start, iterations)
+    step, w = within @ between, start[:, :, None]
     factor, left = step / _largest(step.flatten(1))[:, :, None], iterations - 2  # so that powers stay in their range
     while left:
         if left % 2:

@@ -14,7 +14,7 @@ from torch.nn.functional import interpolate, kl_div
 from isofed.errors import UserError
 from isofed.methods.base import Draws, Method, Step, Visit
 from isofed.models.base import Network, statistics_kept
-from isofed.models.slim import check_slimmable, runs_at, slim_channels, slim_forward
+from isofed.models.slim import Cut, check_slimmable, runs_at, slim_channels, slim_forward
 from isofed.spec import number
 
 
@@ -87,8 +87,9 @@ class GradAug(Method):
             inputs = interpolate(inputs, size, mode="bilinear", align_corners=True)
         # Running statistics belong to the whole network on whole pictures, also where a draw comes to its full width.
         kept = statistics_kept(step.network) if width >= 1 else nullcontext()
+        cuts: list[Cut] = []
         with step.autocast(), kept:
-            logits = slim_forward(step.network, inputs, width, self.multiple).logits.float()
+            logits = slim_forward(step.network, inputs, width, self.multiple, cuts).logits.float()
         # The whole network's answer to this batch, as the pass before has left it.
         distance = kl_div(logits.log_softmax(1), step.logits.softmax(1), reduction="batchmean")
-        step.add_gradient(self.mu * distance)
+        step.add_gradient(self.mu * distance, cuts)

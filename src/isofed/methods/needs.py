@@ -38,7 +38,8 @@ def _has_features(network: Network) -> bool:
     before = network.training
     try:
         with torch.no_grad():
-            given = network.eval()(torch.zeros(2, *network.shape)).features
+            pictures = torch.zeros(2, *network.shape, device=next(network.parameters()).device)
+            given = network.eval()(pictures).features
     except Exception as error:
         raise UserError(f"the network fails on a picture of its own shape {network.shape}: {error}") from error
     finally:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from isofed.errors import UserError
 from isofed.functional import unit
 from isofed.models import fused
+from isofed.models.tiles import in_rows
 from isofed.spec import parse_one
 
 
@@ -127,10 +128,14 @@ class FusedNorm(nn.modules.batchnorm._BatchNorm):
         self.ticket: Tensor | None = None  # with which it is fused
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.ticket is not None and self.training and x.is_cuda and fused.in_rows(x):
+        if self.training and self.fuses(x):
             return fused.batch_norm(x, self)
         y = super().forward(x)
         return y.relu() if self.relu else y
+
+    def fuses(self, x: Tensor) -> bool:
+        """Whether this batch can be normalised in few kernels."""
+        return self.ticket is not None and x.is_cuda and in_rows(x)
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *rest: Any) -> None:
         state_dict.pop(prefix + "num_batches_tracked", None)

@@ -1,4 +1,4 @@
-"""Layers that a GPU does in few kernels: batch norm with the ReLU behind it, and planned dropout.
+"""Layers that a GPU does in few kernels: batch norm with the ReLU behind it, and planned dropout; and who gets them.
 
 A kernel of a small network takes a GPU less time than getting it started, and PyTorch needs seven of them for a batch
 norm, two for a ReLU and thirty for a dropout that hashes. Here it is four for the first two together and two for the
@@ -12,21 +12,19 @@ Sums are made in a fixed order, so the same input gives the same bits. Pictures 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from isofed.functional.kernels import tl, triton
+from isofed.models import thin
+from isofed.models.convolution import FusedConv2d
+from isofed.models.tiles import PARTS, Cut, rows_of, tickets
 
 if TYPE_CHECKING:
     from isofed.models.base import FusedNorm
-
-PARTS = 128  # pieces, at most, into which the rows of a sum are cut
-TILE = 2048  # numbers that a program looks at together,
-WIDE = 64  # of at most so many channels
 
 
 def available() -> bool:
@@ -41,25 +39,41 @@ def fuse(network: nn.Module) -> None:
 
     if not available():
         return
-    for module in network.modules():
-        if isinstance(module, nn.Sequential):
-            for norm, after in _neighbours(module):
-                if isinstance(norm, FusedNorm) and type(module[after]) is nn.ReLU:
-                    norm.relu, module[after] = True, nn.Identity()
-        if isinstance(module, FusedNorm):
-            module.ticket = tickets(module.num_features, module.weight.device)
-        if isinstance(module, Dropout):
-            module.fused = True
+    for module in [*network.modules()]:
+        for name, child in [*module.named_children()]:
+            if type(child) is nn.Conv2d:
+                _fuse_convolution(module, name, child)
+            elif isinstance(child, FusedNorm):
+                child.ticket = tickets(child.num_features, child.weight.device)
+                child.relu = child.relu or _taken(module, name, lambda m: type(m) is nn.ReLU)
+            elif isinstance(child, Dropout):
+                child.fused = True
 
 
-def _neighbours(layers: nn.Sequential) -> Iterator[tuple[nn.Module, int]]:
-    for place in range(len(layers) - 1):
-        yield layers[place], place + 1
+def _fuse_convolution(parent: nn.Module, name: str, layer: nn.Conv2d) -> None:
+    relu = layer.bias is not None and _taken(parent, name, lambda m: type(m) is nn.ReLU)
+    pool = relu and _taken(parent, name, _halves, 2)
+    if relu or thin.fits(layer):
+        setattr(parent, name, FusedConv2d.of(layer, relu, pool))
 
 
-def in_rows(x: Tensor) -> bool:
-    """Whether the channels of a batch lie next to each other."""
-    return x.is_contiguous() if x.dim() == 2 else x.is_contiguous(memory_format=torch.channels_last)
+def _halves(layer: nn.Module) -> bool:
+    """Whether a layer takes the largest of squares of two by two."""
+    if type(layer) is not nn.MaxPool2d or layer.ceil_mode or layer.return_indices:
+        return False
+    sizes = (layer.kernel_size, layer.stride, layer.padding, layer.dilation)
+    return sizes in ((2, 2, 0, 1), ((2, 2), (2, 2), (0, 0), (1, 1)))
+
+
+def _taken(parent: nn.Module, name: str, wanted: Callable[[nn.Module], bool], steps: int = 1) -> bool:
+    """Whether the layer so many steps behind this one is wanted; then nothing is left in its place."""
+    if not isinstance(parent, nn.Sequential):
+        return False
+    behind = list(parent._modules).index(name) + steps
+    if behind >= len(parent) or not wanted(parent[behind]):
+        return False
+    parent[behind] = nn.Identity()
+    return True
 
 
 if triton is not None:
@@ -67,7 +81,7 @@ if triton is not None:
     @triton.jit
     def _statistics(
         x, sums, ticket, means, scales, running_mean, running_var, rows, channels, per, parts, eps, momentum,
-        ROWS: tl.constexpr, CHANNELS: tl.constexpr, PARTS: tl.constexpr,
+        ROWS: tl.constexpr, CHANNELS: tl.constexpr, PARTS: tl.constexpr, UPDATE: tl.constexpr,
     ):  # fmt: skip
         """Sums of x - x[0] and of its square over a part of the rows; who comes last makes mean and scale of them."""
         part, c = tl.program_id(0), tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
@@ -95,10 +109,11 @@ if triton is not None:
             var = tl.maximum(second - first * first, 0.0)
             tl.store(means + c, mean, here)
             tl.store(scales + c, 1.0 / tl.sqrt_rn(var + eps), here)
-            old_mean, old_var = tl.load(running_mean + c, here, 0.0), tl.load(running_var + c, here, 0.0)
-            tl.store(running_mean + c, (1 - momentum) * old_mean + momentum * mean, here)
-            unbiased = var * (rows / (rows - 1.0))
-            tl.store(running_var + c, (1 - momentum) * old_var + momentum * unbiased, here)
+            if UPDATE:
+                old_mean, old_var = tl.load(running_mean + c, here, 0.0), tl.load(running_var + c, here, 0.0)
+                tl.store(running_mean + c, (1 - momentum) * old_mean + momentum * mean, here)
+                unbiased = var * (rows / (rows - 1.0))
+                tl.store(running_var + c, (1 - momentum) * old_var + momentum * unbiased, here)
             tl.store(ticket + tl.program_id(1), 0)  # for the next time
 
     @triton.jit
@@ -190,51 +205,18 @@ if triton is not None:
         tl.store(y + i, tl.where(u >= p, v, 0.0).to(y.dtype.element_ty), inside)
 
 
-@dataclass(frozen=True)
-class _Cut:
-    """How a batch is cut into pieces for the kernels."""
-
-    rows: int
-    channels: int
-    tall: int  # rows of a tile
-    wide: int  # channels of a tile
-    per: int  # rows of a part
-    parts: int
-
-    @classmethod
-    def of(cls, x: Tensor) -> _Cut:
-        channels = x.shape[1]
-        rows, wide = x.numel() // channels, min(WIDE, triton.next_power_of_2(channels))
-        tall = TILE // wide
-        per = triton.cdiv(triton.cdiv(rows, PARTS), tall) * tall
-        return cls(rows, channels, tall, wide, per, triton.cdiv(rows, per))
-
-    @property
-    def blocks(self) -> int:
-        return int(triton.cdiv(self.channels, self.wide))
-
-    @property
-    def tiles(self) -> tuple[int, int]:
-        return int(triton.cdiv(self.rows, self.tall)), self.blocks
-
-
-def tickets(channels: int, device: torch.device) -> Tensor:
-    """Counters by which the last of several programs knows that it is the last; forward and backward."""
-    return torch.zeros((2, -(-channels // WIDE)), dtype=torch.int32, device=device)
-
-
 class _BatchNorm(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, ticket: Tensor,
-        eps: float, momentum: float, relu: bool,
+        eps: float, momentum: float, relu: bool, update: bool,
     ) -> Tensor:  # fmt: skip
-        cut = _Cut.of(x)
+        cut = Cut.of(x)
         sums = torch.empty((cut.parts, 2, cut.channels), device=x.device)
         kept, y = torch.empty((2, cut.channels), device=x.device), torch.empty_like(x)
         _statistics[(cut.parts, cut.blocks)](
             x, sums, ticket[0], kept[0], kept[1], mean, var, cut.rows, cut.channels, cut.per, cut.parts, eps, momentum,
-            cut.tall, cut.wide, PARTS,
+            cut.tall, cut.wide, PARTS, update,
         )  # fmt: skip
         _normalise[cut.tiles](x, y, weight, bias, kept[0], kept[1], cut.rows, cut.channels, cut.tall, cut.wide, relu)
         ctx.save_for_backward(x, weight, bias, kept, ticket)
@@ -245,7 +227,7 @@ class _BatchNorm(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bias, kept, ticket = ctx.saved_tensors
-        g, cut = _rows_of(g), _Cut.of(x)
+        g, cut = rows_of(g), Cut.of(x)
         sums = torch.empty((cut.parts, 2, cut.channels), device=x.device)
         found, dx = torch.empty((2, cut.channels), device=x.device), torch.empty_like(x)
         _gradient_sums[(cut.parts, cut.blocks)](
@@ -256,14 +238,7 @@ class _BatchNorm(torch.autograd.Function):
             x, g, dx, weight, bias, kept[0], kept[1], found[0], found[1],
             cut.rows, cut.channels, cut.tall, cut.wide, ctx.relu,
         )  # fmt: skip
-        return dx, found[0], found[1], None, None, None, None, None, None
-
-
-def _rows_of(x: Tensor) -> Tensor:
-    """The same batch with its channels next to each other."""
-    if in_rows(x):
-        return x
-    return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x.contiguous()
+        return dx, found[0], found[1], None, None, None, None, None, None, None
 
 
 class _Dropout(torch.autograd.Function):
@@ -283,7 +258,7 @@ class _Dropout(torch.autograd.Function):
 def _dropped(x: Tensor, key: Tensor, p: float) -> Tensor:
     from isofed.models.dropout import MIX
 
-    x = _rows_of(x)
+    x = rows_of(x)
     area = x[0, 0].numel()
     y, block = torch.empty_like(x), 1024
     grid = (triton.cdiv(x.numel(), block),)
@@ -291,10 +266,14 @@ def _dropped(x: Tensor, key: Tensor, p: float) -> Tensor:
     return y
 
 
-def batch_norm(x: Tensor, layer: FusedNorm) -> Tensor:
-    """A batch norm in training, with the update of its running statistics, and the ReLU behind it if it has one."""
-    tensors = (layer.weight, layer.bias, layer.running_mean, layer.running_var, layer.ticket)
-    return _BatchNorm.apply(x, *tensors, layer.eps, layer.momentum, layer.relu)
+def batch_norm(x: Tensor, layer: FusedNorm, slim: tuple[Tensor, Tensor] | None = None) -> Tensor:
+    """A batch norm in training, with the update of its running statistics, and the ReLU behind it if it has one.
+
+    With ``slim``, the first numbers of its weight and bias, it leaves the running statistics as they are.
+    """
+    own = slim or (layer.weight, layer.bias)
+    kept = (layer.running_mean, layer.running_var, layer.ticket)
+    return _BatchNorm.apply(x, *own, *kept, layer.eps, layer.momentum, layer.relu, slim is None)
 
 
 def dropout(x: Tensor, key: Tensor, p: float) -> Tensor:

@@ -1,8 +1,9 @@
 """A network, or a part of it, at a fraction of its width: the slimming that FedAlign and GradAug share.
 
 In a slimmed module every layer uses its leading output channels, and as many of its input channels as arrive. Weights
-are slices of the full ones, so a gradient reaches them. Batch norm keeps running statistics for the full width only:
-at less than that it uses the batch's own and stores nothing.
+are slices of the full ones, so a gradient reaches them; or, where a list of cuts is asked for, leaves of their own,
+whose gradients are as small as they are. Batch norm keeps running statistics for the full width only: at less than that
+it uses the batch's own and stores nothing.
 """
 
 from __future__ import annotations
@@ -10,15 +11,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import TypeGuard
+from typing import NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from isofed.errors import UserError
-from isofed.models.base import Network, Output
+from isofed.models import fused
+from isofed.models.base import FusedNorm, Network, Output
+from isofed.models.convolution import FusedConv2d
 
 _BatchNorm = nn.modules.batchnorm._BatchNorm
 
@@ -40,13 +44,22 @@ def channels(full: int, width: float, multiple: int = 8) -> int:
     return min(rounded, full)
 
 
+class Cut(NamedTuple):
+    """A part of a weight, that stands for itself in the graph of a pass."""
+
+    parameter: Tensor
+    where: tuple[slice, ...]
+    part: Tensor
+
+
 @contextmanager
-def slimmed(module: nn.Module, width: float, multiple: int = 8) -> Iterator[None]:
+def slimmed(module: nn.Module, width: float, multiple: int = 8, cuts: list[Cut] | None = None) -> Iterator[None]:
     """Run ``module`` at a fraction of its width for the time of a block."""
-    layers = [(m, _LAYERS[kind]) for m in module.modules() if (kind := _kind(m))] if width < 1 else []
+    slim = _Slim(width, multiple, cuts)
+    layers = [(m, slim.forward(kind)) for m in module.modules() if (kind := _kind(m))] if width < 1 else []
     for layer, forward in layers:
         # An attribute of the instance goes before the class's method: hooks, and everything else, work as ever.
-        layer.forward = partial(forward, layer, width, multiple)
+        layer.forward = partial(forward, layer)
     try:
         yield
     finally:
@@ -54,11 +67,17 @@ def slimmed(module: nn.Module, width: float, multiple: int = 8) -> Iterator[None
             del layer.forward
 
 
-def slim_forward(network: Network, inputs: Tensor, width: float, multiple: int = 8) -> Output:
-    """A whole network at a fraction of its width; the head keeps all its classes."""
-    with slimmed(network, width, multiple):
+def slim_forward(
+    network: Network, inputs: Tensor, width: float, multiple: int = 8, cuts: list[Cut] | None = None
+) -> Output:
+    """A whole network at a fraction of its width; the head keeps all its classes.
+
+    Into ``cuts``, if it is given, go the parts of the weights that were used, at less than the full width; the pass is
+    then a function of those, and not of the weights themselves.
+    """
+    with slimmed(network, width, multiple, cuts):
         if width < 1:
-            network.head.forward = partial(_head, network.head)
+            network.head.forward = partial(_Slim(width, multiple, cuts).head, network.head)
         output: Output = network(inputs)
     return output
 
@@ -83,57 +102,71 @@ def check_slimmable(module: nn.Module, who: str) -> None:
 
 
 def _kind(layer: nn.Module) -> type[nn.Module] | None:
-    return next((kind for kind in _LAYERS if isinstance(layer, kind)), None)
+    return next((kind for kind in (nn.Conv2d, nn.Linear, _BatchNorm, nn.GroupNorm) if isinstance(layer, kind)), None)
 
 
-def _cut(tensor: Tensor | None, count: int) -> Tensor | None:
-    return None if tensor is None else tensor[:count]
+@dataclass(frozen=True)
+class _Slim:
+    """Layers at a fraction of their width."""
 
+    width: float
+    multiple: int
+    cuts: list[Cut] | None
 
-def _conv(layer: nn.Conv2d, width: float, multiple: int, x: Tensor) -> Tensor:
-    arriving, leaving = x.shape[1], channels(layer.out_channels, width, multiple)
-    groups = 1
-    if layer.groups > 1:  # depthwise: a filter for each channel that arrives
-        leaving = groups = arriving
-        weight = layer.weight[:leaving]
-    else:
-        weight = layer.weight[:leaving, :arriving]
-    bias = _cut(layer.bias, leaving)
-    if layer.padding_mode != "zeros":
-        x = F.pad(x, layer._reversed_padding_repeated_twice, mode=layer.padding_mode)
-        return F.conv2d(x, weight, bias, layer.stride, 0, layer.dilation, groups)
-    return F.conv2d(x, weight, bias, layer.stride, layer.padding, layer.dilation, groups)
+    def forward(self, kind: type[nn.Module]) -> Callable[..., Tensor]:
+        layers: dict[type[nn.Module], Callable[..., Tensor]]
+        layers = {nn.Conv2d: self.conv, nn.Linear: self.linear, _BatchNorm: self.batch_norm}
+        return layers.get(kind, self.group_norm)
 
+    def cut(self, parameter: Tensor, *counts: int) -> Tensor:
+        where = tuple(slice(count) for count in counts)
+        part = parameter[where]
+        if self.cuts is None or not parameter.requires_grad:
+            return part
+        part = part.detach().requires_grad_()
+        self.cuts.append(Cut(parameter, where, part))
+        return part
 
-def _linear(layer: nn.Linear, width: float, multiple: int, x: Tensor) -> Tensor:
-    leaving = channels(layer.out_features, width, multiple)
-    return F.linear(x, layer.weight[:leaving, : x.shape[-1]], _cut(layer.bias, leaving))
+    def cut_or_none(self, parameter: Tensor | None, count: int) -> Tensor | None:
+        return None if parameter is None else self.cut(parameter, count)
 
+    def conv(self, layer: nn.Conv2d, x: Tensor) -> Tensor:
+        arriving, leaving = x.shape[1], channels(layer.out_channels, self.width, self.multiple)
+        groups = 1
+        if layer.groups > 1:  # depthwise: a filter for each channel that arrives
+            leaving = groups = arriving
+            weight = self.cut(layer.weight, leaving)
+        else:
+            weight = self.cut(layer.weight, leaving, arriving)
+        bias = self.cut_or_none(layer.bias, leaving)
+        if layer.padding_mode != "zeros":
+            x = F.pad(x, layer._reversed_padding_repeated_twice, mode=layer.padding_mode)
+            return F.conv2d(x, weight, bias, layer.stride, 0, layer.dilation, groups)
+        y = F.conv2d(x, weight, bias, layer.stride, layer.padding, layer.dilation, groups)
+        return layer.behind(y) if isinstance(layer, FusedConv2d) else y
 
-def _head(layer: nn.Module, x: Tensor) -> Tensor:
-    assert isinstance(layer, nn.Linear)  # the methods that come here have asked for one
-    return F.linear(x, layer.weight[:, : x.shape[-1]], layer.bias)
+    def linear(self, layer: nn.Linear, x: Tensor) -> Tensor:
+        leaving = channels(layer.out_features, self.width, self.multiple)
+        return F.linear(x, self.cut(layer.weight, leaving, x.shape[-1]), self.cut_or_none(layer.bias, leaving))
 
+    def head(self, layer: nn.Module, x: Tensor) -> Tensor:
+        assert isinstance(layer, nn.Linear)  # the methods that come here have asked for one
+        bias = self.cut_or_none(layer.bias, layer.out_features)
+        return F.linear(x, self.cut(layer.weight, layer.out_features, x.shape[-1]), bias)
 
-def _batch_norm(layer: _BatchNorm, width: float, multiple: int, x: Tensor) -> Tensor:
-    count = x.shape[1]
-    weight, bias = _cut(layer.weight, count), _cut(layer.bias, count)
-    y = F.batch_norm(x, None, None, weight, bias, training=True, eps=layer.eps)
-    return y.relu() if getattr(layer, "relu", False) else y  # a ReLU that has become a part of the layer
+    def batch_norm(self, layer: _BatchNorm, x: Tensor) -> Tensor:
+        count = x.shape[1]
+        weight, bias = self.cut_or_none(layer.weight, count), self.cut_or_none(layer.bias, count)
+        if isinstance(layer, FusedNorm) and layer.fuses(x) and weight is not None and bias is not None:
+            return fused.batch_norm(x, layer, (weight, bias))
+        y = F.batch_norm(x, None, None, weight, bias, training=True, eps=layer.eps)
+        return y.relu() if isinstance(layer, FusedNorm) and layer.relu else y
 
-
-def _group_norm(layer: nn.GroupNorm, width: float, multiple: int, x: Tensor) -> Tensor:
-    count = x.shape[1]
-    groups = math.gcd(layer.num_groups, count)
-    return F.group_norm(x, groups, _cut(layer.weight, count), _cut(layer.bias, count), layer.eps)
-
-
-_LAYERS: dict[type[nn.Module], Callable[..., Tensor]] = {
-    nn.Conv2d: _conv,
-    nn.Linear: _linear,
-    _BatchNorm: _batch_norm,
-    nn.GroupNorm: _group_norm,
-}
+    def group_norm(self, layer: nn.GroupNorm, x: Tensor) -> Tensor:
+        count = x.shape[1]
+        groups = math.gcd(layer.num_groups, count)
+        weight, bias = self.cut_or_none(layer.weight, count), self.cut_or_none(layer.bias, count)
+        return F.group_norm(x, groups, weight, bias, layer.eps)
 
 
 def runs_at(network: Network, width: float, size: tuple[int, int], multiple: int = 8) -> bool:
