@@ -314,11 +314,12 @@ def run_flower(case: Case, clock: Clock) -> None:
         import peers  # type: ignore[import-not-found]
 
         network = peers.resident(case)
-        network.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        received: Any = message.content["arrays"]
+        network.load_state_dict(received.to_torch_state_dict())
         user = int(context.node_config["partition-id"])
         peers.train_plainly(case, network, user)
-        counts = {"num-examples": len(peers.the_world(case.data, case.seed, case.device).clients[user])}
-        content = {"arrays": ArrayRecord(network.state_dict()), "metrics": MetricRecord(counts)}
+        counts: dict[str, Any] = {"num-examples": len(peers.the_world(case.data, case.seed, case.device).clients[user])}
+        content: dict[str, Any] = {"arrays": ArrayRecord(network.state_dict()), "metrics": MetricRecord(counts)}
         return Message(content=RecordDict(content), reply_to=message)
 
     def judge(number: int, arrays: ArrayRecord) -> MetricRecord:
@@ -340,8 +341,12 @@ def run_flower(case: Case, clock: Clock) -> None:
         strategy.start(grid, initial, num_rounds=case.rounds, evaluate_fn=judge)
 
     gpu = 1 / case.processes if case.device == "cuda" else 0.0
-    resources = {"num_cpus": case.threads, "num_gpus": gpu}
-    start = {"num_cpus": case.processes * case.threads, "num_gpus": int(gpu > 0), "include_dashboard": False}
+    resources: dict[str, Any] = {"num_cpus": case.threads, "num_gpus": gpu}
+    start: dict[str, Any] = {
+        "num_cpus": case.processes * case.threads,
+        "num_gpus": int(gpu > 0),
+        "include_dashboard": False,
+    }
     run_simulation(server, client, USERS, backend_config={"client_resources": resources, "init_args": start})
 
 

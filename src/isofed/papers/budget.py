@@ -1,0 +1,106 @@
+"""A time budget: when to stop, and how to stop so that nothing is lost."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+from isofed.federation import Federation
+from isofed.papers.plan import Job
+from isofed.progress import Watcher
+from isofed.result import Result
+
+RESERVE = 10.0  # seconds of a budget that are left for the last checkpoint
+
+
+class BudgetOver(Exception):
+    """The time is up; everything that was done is on disk."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Until when to work."""
+
+    seconds: float | None
+    began: float = field(default_factory=time.monotonic)
+
+    @property
+    def left(self) -> float:
+        return float("inf") if self.seconds is None else self.seconds - (time.monotonic() - self.began)
+
+    def check(self, needed: float = 0.0) -> None:
+        """Stop here unless so many seconds are left, and some for what must be written."""
+        if self.left < needed + RESERVE:
+            raise BudgetOver
+
+
+class Telling(Watcher):
+    """What somebody who watches the cells hears; the base says nothing."""
+
+    def cell(self, number: int, of: int, job: Job) -> None:
+        """The next calls are about this job."""
+
+    def finished(self, job: Job, measures: Mapping[str, float | None]) -> None:
+        """A result is on disk."""
+
+    def failed(self, job: Job, why: str) -> None:
+        """A job could not be finished."""
+
+    def left_out(self, data: str, count: int, why: str) -> None:
+        """So many jobs wait for data that are not here."""
+
+
+class Timed(Watcher):
+    """Passes everything on, and stops a run between two rounds when the budget is nearly spent."""
+
+    def __init__(self, other: Watcher, budget: Budget, whole: bool) -> None:
+        self._other, self._budget, self._whole = other, budget, whole
+        self._rounds, self._took, self._since = 0, 0.0, 0.0
+
+    def start(self, run: Federation) -> None:
+        self._rounds, self._since = run.settings.rounds, time.monotonic()
+        self._other.start(run)
+
+    def round(self, line: dict[str, Any]) -> None:
+        now = time.monotonic()
+        # The first round sets things up; the longest of the last two is what the next may take.
+        self._took, self._since, before = now - self._since, now, self._took
+        self._other.round(line)
+        left = self._rounds - int(line["round"])
+        if left:
+            expected = max(self._took, before if before < 2 * self._took else 0.0)
+            self._budget.check(self._took * left if self._whole and before else expected)
+
+    def client(self, done: int, of: int) -> None:
+        self._other.client(done, of)
+        if done < of and self._budget.left < RESERVE / 2:
+            raise BudgetOver  # a round took longer than those before it: its work is lost, those before it are not
+
+    def note(self, text: str) -> None:
+        self._other.note(text)
+
+    def end(self, result: Result) -> None:
+        self._other.end(result)
+
+
+@contextmanager
+def terminated() -> Iterator[None]:
+    """A polite request to end is heard like Ctrl-C: what was done is saved, and the next call goes on."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

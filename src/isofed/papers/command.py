@@ -1,0 +1,160 @@
+"""What ``isofed paper`` does."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+from rich.console import Console
+
+from isofed.config import Settings, is_setting
+from isofed.display import many
+from isofed.errors import RunError, UserError, unknown
+from isofed.experiments import seeds_of
+from isofed.papers import pages, presets, show
+from isofed.papers.budget import Budget
+from isofed.papers.plan import HOW, TINY, Job, Length, covering, matching
+from isofed.papers.presets import DEFAULT, Preset
+from isofed.papers.published import PAPERS
+from isofed.papers.results import Results
+from isofed.papers.runner import run
+
+_OPTION = re.compile(r"^[A-Za-z_]\w*\.[A-Za-z_]\w*$")
+
+
+@dataclass(frozen=True)
+class Words:
+    """What was asked for, besides the preset."""
+
+    only: str = ""
+    methods: str = ""
+    variant: str = DEFAULT
+    seeds: str = ""
+    scale: str = "1"
+    budget: str = ""
+    whole: str = "false"
+    keep_runs: str = "false"
+    data_root: str = ""
+    runs: str = "runs/papers"
+    results: str = "results"
+    how: tuple[tuple[str, str], ...] = ()
+    probe: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def of(cls, words: Sequence[str]) -> Words:
+        made, own = cls(), [f.name for f in fields(cls) if f.name not in ("how", "probe")]
+        tried = set(Settings.model_fields) - HOW - {"data", "root", "method", "seed"}
+        for word in words:
+            key, _, text = word.partition("=")
+            if key in own:
+                made = replace(made, **{key: text})  # type: ignore[arg-type]
+            elif key in HOW:
+                made = replace(made, how=(*made.how, (key, text)))
+            elif key in tried or _OPTION.match(key):
+                made = replace(made, probe=(*made.probe, (key, text)))
+            else:
+                raise unknown("option of paper", key, [*own, *HOW, *tried])
+        return made
+
+    @property
+    def length(self) -> Length:
+        return Length.of(self.scale)
+
+    def jobs(self, preset: Preset) -> list[Job]:
+        """The cells that were chosen, each with every seed: all of the first seed come first."""
+        cells = matching(preset.of(self.variant), self.only, self.methods)
+        if not cells:
+            raise UserError(
+                f"no cell of {preset.paper} {preset.name} fits {self.only or self.methods}; "
+                f"its first one is '{preset.cells[0]}'"
+            )
+        if self.scale == TINY and not self.only and not self.methods:
+            cells = covering(cells)  # enough to see that everything runs
+        seeds = seeds_of(self.seeds or (1 if self.scale == TINY else preset.seeds))
+        root = str(Path(self.data_root).expanduser().absolute()) if self.data_root else None
+        return [Job(cell, seed, self.length, self.probe, self.how, root) for seed in seeds for cell in cells]
+
+
+def paper(console: Console, words: Sequence[str], shows: bool, quiet: bool) -> None:
+    """List, show or run presets, or write the pages that show all results."""
+    names = [word for word in words if not is_setting(word) and not _OPTION.match(word.partition("=")[0])]
+    asked = Words.of([word for word in words if word not in names])
+    if names == ["pages"]:
+        written = pages.write(Path(asked.results), Path("docs/results"))
+        console.print(f"written: {', '.join(map(str, written))}", highlight=False, markup=False, soft_wrap=True)
+        return
+    results = Results(Path(asked.results))
+    if not names or (len(names) == 1 and names != ["all"] and not shows):
+        for name in names:
+            presets.names(name)
+        show.listing(console, results, names or tuple(PAPERS))
+        return
+    budget = Budget(seconds_of(asked.budget) if asked.budget else None)
+    failures: dict[str, str] = {}
+    for preset in _chosen(names):
+        if shows:
+            show.show(console, preset, results, asked.variant)
+        else:
+            failures |= _run(console, preset, asked, budget, quiet)
+    if failures:
+        which, why = next(iter(failures.items()))
+        raise RunError(f"{many(len(failures), 'run')} could not be finished; '{which}' stopped because {why}")
+
+
+def _chosen(names: Sequence[str]) -> list[Preset]:
+    """The presets that words name: a paper and its tables, a paper alone, or all."""
+    if names[0] == "all":
+        return list(presets.every())
+    return [presets.load(names[0], name) for name in names[1:] or presets.names(names[0])]
+
+
+def _run(console: Console, preset: Preset, asked: Words, budget: Budget, quiet: bool) -> dict[str, str]:
+    """Run what is missing of a preset and show its table; what failed, with its sentence."""
+    runs, folder = Path(asked.runs), Path(asked.results)
+    if asked.length.label == TINY:  # a trial of the machinery: nothing of it belongs among the results
+        runs = runs / TINY
+        folder = runs / "results"
+    results, jobs = Results(folder), asked.jobs(preset)
+    for job in jobs:
+        _ = job.settings  # whatever is wrong with one is said before any of them starts
+    try:
+        outcome = run(
+            jobs,
+            results,
+            runs,
+            budget,
+            show.Progress(console, quiet),
+            whole=_yes("whole", asked.whole),
+            keep=_yes("keep_runs", asked.keep_runs),
+        )
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("Nothing is lost; the same command goes on") from None
+    how = "the budget is spent" if outcome.over else "done"
+    left = f"; {many(outcome.missing, 'run')} still missing: the same command goes on" if outcome.missing else ""
+    console.print(
+        f"{how}: {many(outcome.finished, 'run')} finished{left}; results in {folder}", highlight=False, markup=False
+    )
+    if asked.length.label != TINY and not quiet:
+        show.show(console, preset, Results(folder), asked.variant)
+    return outcome.failures
+
+
+def seconds_of(text: str) -> float:
+    """``90``, ``90s``, ``25m``, ``1.5h`` or ``1h30m`` in seconds."""
+    found = re.fullmatch(r"(?:([\d.]+)h)?(?:([\d.]+)m)?(?:([\d.]+)s?)?", text.strip())
+    try:
+        hours, minutes, seconds = (float(part or 0) for part in found.groups()) if found else (0.0, 0.0, 0.0)
+    except ValueError:
+        hours = minutes = seconds = 0.0
+    total = 3600 * hours + 60 * minutes + seconds
+    if total <= 0:
+        raise UserError(f"budget={text} is no time; write it as 90s, 25m or 1.5h")
+    return total
+
+
+def _yes(key: str, text: str) -> bool:
+    if text not in ("true", "false"):
+        raise UserError(f"{key}={text} must be true or false")
+    return text == "true"

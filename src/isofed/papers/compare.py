@@ -1,0 +1,192 @@
+"""Paper and measured, side by side."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from isofed import spec
+from isofed.methods import parse as parse_method
+from isofed.papers.measure import RATIOS, is_percent
+from isofed.papers.plan import RECORD, TINY, Job, Length
+from isofed.papers.presets import DEFAULT, Cell, Preset
+from isofed.papers.published import Published
+from isofed.papers.results import Finished, Results
+from isofed.stats import mean_std
+
+COUNTED = {"macs", "gigamacs", "stored", "classifier_megabytes", "classifier_gflop"}  # the same on every machine
+CLOSE = 0.02  # relative, for what is counted
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One number of a table: what the paper prints, and what was measured here."""
+
+    cell: Cell
+    setting: str  # as published
+    measure: str
+    row: Published | None
+    paper: float | None  # the printed number; for times, relative to the reference method's
+    found: tuple[Finished, ...]  # one for each seed
+    values: tuple[float, ...]  # measured, likewise
+    diverged: int = 0
+
+    @property
+    def mean(self) -> float | None:
+        return mean_std(self.values)[0] if self.values else None
+
+    @property
+    def std(self) -> float | None:
+        return mean_std(self.values)[1] if self.values else None
+
+    @property
+    def difference(self) -> float | None:
+        return None if self.mean is None or self.paper is None else self.mean - self.paper
+
+    @property
+    def tolerance(self) -> float | None:
+        """Two standard deviations: the paper's, or where it prints none, ours and at least one point."""
+        if self.paper is None:
+            return None
+        if self.measure in COUNTED:
+            return CLOSE * self.paper
+        if not is_percent(self.measure):
+            return None
+        if self.row is not None and self.row.std is not None:
+            return 2 * self.row.std
+        return max(1.0, 2 * (self.std or 0.0))
+
+    @property
+    def within(self) -> bool | None:
+        """Whether the difference is within the tolerance; none where that cannot be said."""
+        if self.row is not None and self.row.printed == "DIVERGES" and self.found:
+            return self.diverged == len(self.found)
+        if self.difference is None or self.tolerance is None:
+            return None
+        return abs(self.difference) <= self.tolerance + 1e-9
+
+
+@dataclass(frozen=True)
+class Order:
+    """The methods of one data set and setting from best to worst, there and here."""
+
+    dataset: str
+    setting: str
+    paper: tuple[str, ...]
+    here: tuple[str, ...]
+
+    @property
+    def pairs(self) -> int:
+        return len(self.paper) * (len(self.paper) - 1) // 2
+
+    @property
+    def agreeing(self) -> int:
+        """Pairs of methods that stand in the same order."""
+        place = {method: n for n, method in enumerate(self.here)}
+        return sum(place[a] < place[b] for a, b in combinations(self.paper, 2))
+
+
+def entries(preset: Preset, results: Results, length: Length | None = None, variant: str = DEFAULT) -> list[Entry]:
+    """Every number of a preset at one length, in the order of its cells."""
+    made = [entry for cell in preset.of(variant) for entry in _of(cell, results, length or Length())]
+    return [_relative(entry, made, preset.reference) if entry.measure in RATIOS else entry for entry in made]
+
+
+def _of(cell: Cell, results: Results, length: Length) -> Iterable[Entry]:
+    found = results.by_seed(Job(cell, 0, length))
+    for setting, measure in cell.measures.items():
+        row = cell.rows.get(setting)
+        whole = [(one, one.measures.get(measure)) for one in found.values()]
+        values = tuple(value for _, value in whole if value is not None)
+        diverged = sum(one.content.get("failure") is not None for one, _ in whole)
+        finished = tuple(one for one, _ in whole)
+        yield Entry(cell, setting, measure, row, row.mean if row else None, finished, values, diverged)
+
+
+def _relative(entry: Entry, everything: Sequence[Entry], reference: str) -> Entry:
+    """A time relative to the reference method's, measured with the same seed on the same device."""
+    for other in everything:
+        same = (other.cell.dataset, other.setting, other.measure) == (entry.cell.dataset, entry.setting, entry.measure)
+        if not same or other.cell.method != reference:
+            continue
+        paper = entry.paper / other.paper if entry.paper is not None and other.paper else None
+        times = {(one.seed, one.device, one.precision): one.measures.get(entry.measure) for one in other.found}
+        values = []
+        for one in entry.found:
+            base, own = times.get((one.seed, one.device, one.precision)), one.measures.get(entry.measure)
+            if base and own:
+                values.append(own / base)
+        return Entry(entry.cell, entry.setting, entry.measure, entry.row, paper, entry.found, tuple(values))
+    return entry
+
+
+def orders(made: Sequence[Entry]) -> list[Order]:
+    """The ordering of methods by accuracy, wherever at least two have both a printed and a measured number."""
+    found = []
+    groups: dict[tuple[str, str], list[Entry]] = {}
+    for entry in made:
+        if is_percent(entry.measure) and entry.paper is not None and entry.mean is not None:
+            groups.setdefault((entry.cell.dataset, entry.setting), []).append(entry)
+    for (dataset, setting), group in groups.items():
+        if len(group) > 1:
+            paper = sorted(group, key=lambda e: -(e.paper or 0.0))
+            here = sorted(group, key=lambda e: -(e.mean or 0.0))
+            found.append(Order(dataset, setting, *(tuple(e.cell.method for e in g) for g in (paper, here))))
+    return found
+
+
+def lengths(preset: Preset, results: Results) -> list[Length]:
+    """The lengths at which a preset has results: the full one first, whether it has any or not."""
+    keys = {}
+    for one in results.all():
+        label = str(one.content["length"])
+        if label.startswith("scale=") and not one.probe:
+            keys[label] = Length(float(label.removeprefix("scale=")))
+    shorter = sorted(keys.values(), key=lambda length: -(length.scale or 0.0))
+    some = [one for one in shorter if any(entry.found for entry in entries(preset, results, one))]
+    return [Length(), *some]
+
+
+def tried(preset: Preset, results: Results) -> list[tuple[Finished, dict[str, str]]]:
+    """Results on a preset's cells with something changed, and what: probes, and what an earlier preset had."""
+    current: dict[tuple[str, str, str, str], Cell] = {}
+    for variant in (DEFAULT, *preset.variants):
+        current |= {(c.dataset, c.setting, c.method, c.variant): c for c in preset.of(variant)}
+    found = []
+    for one in results.all():
+        c = one.content
+        if (c["paper"], c["preset"]) != (preset.paper, preset.name) or c["length"] == TINY:
+            continue
+        cell = current.get((c["dataset"], c["setting"], c["method"], c["variant"]))
+        changes = one.probe or _changes(one, cell)
+        if changes:
+            found.append((one, changes))
+    return sorted(found, key=lambda pair: str(pair[0].path))
+
+
+def _changes(one: Finished, cell: Cell | None) -> dict[str, str]:
+    """In which settings a result differs from what its cell is now; nothing where it is still the cell's."""
+    if cell is None:
+        return {"preset": "no longer has this cell"}
+    label = str(one.content["length"])
+    job = Job(cell, one.seed, Length.of(label.removeprefix("scale=")) if label else Length())
+    if job.key == one.key:
+        return {}
+    now = job.settings.to_dict()
+    then = {k: v for k, v in one.content["settings"].items() if k in now and k not in RECORD | {"seed"}}
+    different = {k: spec.show(v) for k, v in then.items() if v != json.loads(json.dumps(now[k]))}
+    if "method" in different:
+        different["method"] = str(parse_method(one.content["settings"]["method"]))
+    return different or {"settings": "of an earlier version"}
+
+
+def done(preset: Preset, results: Results) -> tuple[int, int, int]:
+    """Cells with a result of the full length, with one of any length, and all cells."""
+    every = lengths(preset, results)
+    full = some = 0
+    for cell in preset.cells:
+        has = [bool(results.by_seed(Job(cell, 0, length))) for length in every]
+        full, some = full + has[0], some + any(has)
+    return full, some, len(preset.cells)

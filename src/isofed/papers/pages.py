@@ -1,0 +1,198 @@
+"""The pages of the documentation that show all results, made from the result files and nothing else."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import yaml
+
+from isofed.files import write_atomic
+from isofed.papers import compare, presets, show
+from isofed.papers.compare import Entry
+from isofed.papers.plan import Length
+from isofed.papers.presets import DEFAULT, Preset
+from isofed.papers.published import PAPERS
+from isofed.papers.results import Finished, Results
+
+NOTES = "notes"
+COLUMNS = ("data set", "setting", "method", "paper", "here", "seeds", "difference", "within 2 sd")
+INTRODUCTION = """\
+# The papers' tables, run again
+
+Every table of the five papers is a preset: `isofed paper` lists them, and any of them can be run by anyone. What has
+been run so far is on these pages, whether it agrees with the papers or not. Each number comes from a small file in
+`results/` with its configuration, seed, versions, device and curve.
+
+```text
+isofed paper feduv table1 only=cifar100 seeds=3 budget=25m data_root=datasets device=cuda
+isofed paper feduv table1 --show
+isofed paper pages
+```
+
+The first runs what is missing and stops when its time is up; the same command goes on later. The second prints a table,
+the third writes these pages anew. What a run may be told:
+
+| word | meaning |
+|---|---|
+| `only=A,B` | cells with every one of these words in data set, setting or method; signs and capitals do not count |
+| `methods=A,B` | these rows |
+| `seeds=3` | three seeds, from 0 on; `seeds=0,4` means those |
+| `variant=paper` | what a variant changes: the paper's text where public code differs, and others |
+| `scale=0.3` | this part of the rounds, with a schedule of its own; always labelled |
+| `scale=tiny` | two rounds on a few pictures, made-up ones where files are missing; never among the results |
+| `budget=25m` | stop cleanly after this time (`90s`, `1.5h`); checked after every round |
+| `whole=true` | begin only what can be expected to end within the budget |
+| `data_root=F` | the folder of the data sets; without it `ISOFED_DATA` |
+| `results=F`, `runs=F` | where results and run folders are; `results/` and `runs/papers/` |
+| `keep_runs=true` | leave checkpoints and models of finished runs in place |
+| `device`, `precision`, `executor`, `slots` | how it is computed, recorded with the result |
+| any other setting | `lr=0.1` or `feduv.lam=2.5` tries something out; such results are kept apart |
+
+**How to read the tables.** *Paper* is what is printed, with its standard deviation where there is one; *here* is the
+mean over seeds, with the standard deviation between them. *Within 2 sd* says whether the two differ by at most two of
+the paper's standard deviations; where the paper prints none, by two of ours and at least one point. Counted costs agree
+within 2 %. Times are relative to FedAvg's, on the same device. All methods of a seed have the same split and the same
+initial weights. A shortened run (fewer rounds, with a schedule of its own) is always labelled, and is no test of the
+paper's number.
+"""
+
+
+def write(results: Path, folder: Path) -> list[Path]:
+    """Write all pages into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    made = build(results)
+    for name, text in made.items():
+        write_atomic(folder / name, text.encode())
+    return [folder / name for name in made]
+
+
+def build(folder: Path) -> dict[str, str]:
+    """The text of every page, by its file's name."""
+    results = Results(folder)
+    every = {paper: [presets.load(paper, name) for name in presets.names(paper)] for paper in PAPERS}
+    pages = {"index.md": _index(results, every)}
+    for paper, own in every.items():
+        notes = read_notes(folder / NOTES / f"{paper}.md")
+        parts = [f"# {PAPERS[paper]}: paper and measured", *([notes[""]] if notes.get("") else [])]
+        parts += [part for preset in own for part in _preset(preset, results, notes.get(preset.name, ""))]
+        parts += _data(results, own)
+        pages[f"{paper}.md"] = "\n\n".join(parts) + "\n"
+    return pages
+
+
+def read_notes(path: Path) -> dict[str, str]:
+    """Hand-written text by table; a heading ``## table1`` begins a table's, what stands before the first is general."""
+    if not path.exists():
+        return {}
+    pieces = re.split(r"^## (\w+)\s*$", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {
+        "": pieces[0].strip(),
+        **{name: text.strip() for name, text in zip(pieces[1::2], pieces[2::2], strict=True)},
+    }
+
+
+def _index(results: Results, every: dict[str, list[Preset]]) -> str:
+    table = [_row("preset", "cells", "run", "within 2 sd", "shortened", "what it shows"), _row(*["---"] * 6)]
+    for paper, own in every.items():
+        for preset in own:
+            full, some, count = compare.done(preset, results)
+            judged = [e for e in compare.entries(preset, results) if e.within is not None] if full else []
+            good = f"{sum(bool(e.within) for e in judged)} of {len(judged)}" if judged else ""
+            name = f"[{preset}]({paper}.md#{preset.name[:-1]}-{preset.name[-1]})"
+            table.append(_row(name, str(count), str(full), good, str(some - full) if some > full else "", preset.title))
+    parts = [INTRODUCTION.rstrip(), "\n".join(table), *_data(results, itertools.chain(*every.values()))]
+    return "\n\n".join(parts) + "\n"
+
+
+def _data(results: Results, own: Iterable[Preset]) -> list[str]:
+    """What is to be known about the data of results: by fingerprint where that is told, otherwise by name."""
+    path = results.folder / NOTES / "data.yaml"
+    known: dict[str, str] = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else {}
+    names = {cell.values["data"] for preset in own for cell in preset.cells}
+    used = {
+        (str(one.content["settings"]["data"]), str(one.content["environment"]["data"]))
+        for one in results.all()
+        if one.content["settings"]["data"] in names
+    }
+    lines = []
+    for data, fingerprint in sorted(used):
+        said = known.get(fingerprint) or known.get(data.partition(":")[0])
+        lines.append(_wrapped(f"- `{data}`, fingerprint `{fingerprint[:12]}`{f': {said}' if said else ''}", "  "))
+    return ["## Data", "\n".join(lines)] if lines else []
+
+
+def _preset(preset: Preset, results: Results, note: str) -> Iterable[str]:
+    yield f"## {preset.name[:-1].capitalize()} {preset.name[-1]}"
+    yield f"**{preset.title}.**"
+    if preset.about:
+        yield _wrapped(preset.about)
+    if note:
+        yield note
+    every = compare.lengths(preset, results)
+    for length in every:
+        yield from _length(compare.entries(preset, results, length), length, DEFAULT)
+    ran = {one.content["variant"] for one in results.all()}
+    for variant in (name for name in preset.variants if name in ran):
+        for length in every:
+            made = [e for e in compare.entries(preset, results, length, variant) if e.found]
+            if made:
+                yield from _length(made, length, variant)
+    tried = [_tried(one, changes) for one, changes in compare.tried(preset, results)]
+    if tried:
+        yield "**Tried besides**, each a single run with something changed:"
+        yield "\n".join(tried)
+
+
+def _length(made: Sequence[Entry], length: Length, variant: str) -> Iterable[str]:
+    ran = [entry for entry in made if entry.found]
+    missing = show.not_run(made)
+    label = [f"variant `{variant}`"] if variant != DEFAULT else []
+    label += [f"shortened to {length.label.removeprefix('scale=')} of the rounds"] if length.label else []
+    if label:
+        words = ", ".join(label)
+        yield f"**{words[0].upper()}{words[1:]}**"
+    if ran:
+        lines = [_row(*COLUMNS), _row(*["---"] * len(COLUMNS))]
+        for e in ran:
+            texts = (e.cell.dataset, e.setting, e.cell.method, show.printed(e), show.here(e), str(len(e.found)))
+            lines.append(_row(*texts, show.difference(e), show.verdict(e)))
+        yield "\n".join(lines)
+        yield _made_with(ran)
+        for order in compare.orders(ran):
+            yield _wrapped(
+                f"{order.dataset}, {order.setting}, best first. Paper: {', '.join(order.paper)}. "
+                f"Here: {', '.join(order.here)}. {order.agreeing} of {order.pairs} pairs agree."
+            )
+    if missing and not length.label:
+        yield _wrapped(f"Not run{'' if ran else ' yet'}: {'; '.join(missing)}.")
+
+
+def _made_with(ran: Sequence[Entry]) -> str:
+    found = [one for entry in ran for one in entry.found]
+    devices = sorted({f"{one.device} in {one.precision}" for one in found})
+    versions = sorted({str(one.content["environment"]["torch"]) for one in found})
+    hours = sum(float(one.content["seconds"]) for one in {one.path: one for one in found}.values()) / 3600
+    return _wrapped(f"On {', '.join(devices)}; torch {', '.join(versions)}; {hours:.2f} hours of training.")
+
+
+def _tried(one: Finished, changed: Mapping[str, str]) -> str:
+    c, changes = one.content, ", ".join(f"`{k}={v}`" for k, v in changed.items())
+    what = " ".join(filter(None, (c["dataset"], c["setting"], c["method"], c["length"])))
+    if c.get("failure"):
+        return f"- {what}, seed {one.seed}, {changes}: diverges"
+    on = " on the validation part" if c["settings"].get("validation") and not c["settings"].get("final_test") else ""
+    accuracy, first = one.measures["accuracy"], one.measures.get("before")
+    before = f" (before the refit {first:.1f})" if c.get("exchanges") and first is not None else ""
+    return f"- {what}, seed {one.seed}, {changes}: {accuracy:.1f}{on}{before}"
+
+
+def _wrapped(text: str, indent: str = "") -> str:
+    return textwrap.fill(text, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"

@@ -1,0 +1,162 @@
+"""What a cell becomes when it is run: settings, a length, a seed, and a key that tells whether it was run before."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from isofed import spec
+from isofed.config import Settings, keep_rule, read_words
+from isofed.config import settings as make_settings
+from isofed.errors import UserError
+from isofed.experiments import apply_point
+from isofed.papers.presets import Cell
+
+TINY = "tiny"
+# How a run is computed and what is recorded of it. None of this makes another run of it, so a result counts for every
+# cell with the same key, in whichever table it was run.
+HOW = {"device", "executor", "workers", "slots", "actors", "precision", "deterministic"}
+RECORD = {"evaluate_every", "train_loss", "target", "stop_at_target", "diagnose", "track", "keep", "keep_clients"}
+
+
+@dataclass(frozen=True)
+class Length:
+    """How much of a cell is run: all of its rounds, a part with a schedule of its own, or hardly anything."""
+
+    scale: float | None = 1.0  # none: tiny
+
+    @classmethod
+    def of(cls, text: str) -> Length:
+        if text == TINY:
+            return cls(None)
+        scale = spec.convert(text, float, "scale")
+        if not 0 < scale <= 1:
+            raise UserError(f"scale={text} must be above 0 and at most 1, as in scale=0.3, or be 'tiny'")
+        return cls(scale)
+
+    @property
+    def label(self) -> str:
+        """Empty for the full length; otherwise what must stand wherever the result is shown."""
+        return "" if self.scale == 1.0 else TINY if self.scale is None else f"scale={self.scale:g}"
+
+    def shorten(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Settings of the shortened run. Schedules run over the rounds that there are."""
+        rounds = int(values.get("rounds", Settings.model_fields["rounds"].default))
+        if self.scale is not None:
+            shorter = {k: self._every(str(values[k])) for k in ("diagnose", "keep") if k in values}
+            return {**values, **shorter, "rounds": max(1, round(self.scale * rounds))}
+        few: dict[str, Any] = {
+            "rounds": 2,
+            "local_epochs": None,
+            "local_steps": 1,
+            "batch_size": 4,
+            "last_batch": "keep",
+        }
+        few |= {k: "every:2" for k in ("diagnose", "keep") if str(values.get(k, "none")) != "none"}
+        split, clients = str(values.get("partition", "iid")), int(values.get("clients") or 4)
+        if not split.startswith(("domain", "pathological")):  # which need as many clients as there are
+            few["clients"] = clients = min(clients, 4)
+        if split.startswith("dirichlet"):  # few pictures need not reach every client
+            few["partition"] = f"{split},min=0"
+        if float(values.get("participation", 1)) * clients < 2:
+            few["participation"] = 1.0
+        return {**values, **few}
+
+    def _every(self, text: str) -> str:
+        """``every:20`` of a run of 60 rounds is ``every:6`` of one of 18."""
+        every = keep_rule(text, "diagnose")
+        return f"every:{max(1, round((self.scale or 1.0) * every))}" if every else text
+
+
+@dataclass(frozen=True)
+class Job:
+    """A cell with a seed, ready to run."""
+
+    cell: Cell
+    seed: int
+    length: Length = field(default_factory=Length)
+    probe: tuple[tuple[str, str], ...] = ()  # changes to try something out; such results never enter a table
+    how: tuple[tuple[str, str], ...] = ()
+    root: str | None = None
+
+    @cached_property
+    def settings(self) -> Settings:
+        """The settings of the run, checked."""
+        values = self.length.shorten(self.cell.values)
+        values |= read_words(f"{k}={v}" for k, v in self.probe if "." not in k)
+        values = apply_point(values, {k: v for k, v in self.probe if "." in k})
+        if self.root is not None:
+            values["root"] = self.root
+        return make_settings({**values, **dict(self.how), "seed": self.seed})
+
+    @property
+    def key(self) -> str:
+        """The same for all runs that must give the same result, but for the device, its precision and the seed."""
+        what = (self.length, self.probe)
+        if what not in self.cell.keys:
+            self.cell.keys[what] = self._key()
+        return self.cell.keys[what]
+
+    def _key(self) -> str:
+        s = self.settings
+        skipped = HOW | RECORD | {"root", "seed", "method"}
+        known = {name: f.default for name, f in Settings.model_fields.items()}
+        # Only what is not the default, so that a new setting does not make everything another run.
+        changed = {k: v for k, v in s.to_dict().items() if k not in skipped and v != known[k]}
+        text = json.dumps([str(s.method), changed, self.length.label == TINY], sort_keys=True)
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+    @property
+    def name(self) -> str:
+        """A folder's name that tells a person what it holds."""
+        cell, probe = self.cell, ",".join(f"{k}={v}" for k, v in self.probe)
+        words = [cell.dataset, cell.setting, cell.method, *([cell.variant] if cell.variant != "default" else [])]
+        words += [w for w in (self.length.label, probe) if w]
+        return f"{slug('_'.join(words))}_{self.key[:6]}"
+
+    def folder(self, runs: Path) -> Path:
+        """The run folder."""
+        return runs / self.cell.paper / self.cell.preset / self.name / f"seed-{self.seed}"
+
+    def __str__(self) -> str:
+        more = [self.length.label, *(f"{k}={v}" for k, v in self.probe), f"seed {self.seed}"]
+        return f"{self.cell}, {', '.join(word for word in more if word)}"
+
+
+def slug(text: str) -> str:
+    """A text as a file's name."""
+    return "".join(c if c.isalnum() or c in "+=.,-_" else "-" for c in text).strip("-")[:120]
+
+
+def plain_text(text: str) -> str:
+    """Letters and digits alone, to look for words however they are written: ``CIFAR-100`` is ``cifar100``."""
+    return "".join(c for c in text.lower() if c.isalnum() or c in "=.+")
+
+
+def matching(cells: Iterable[Cell], only: str = "", methods: str = "") -> list[Cell]:
+    """Those cells that have every word of ``only`` in them, and whose method is one of ``methods``."""
+    words = [plain_text(w) for w in only.split(",") if w.strip()]
+    chosen = {plain_text(w) for w in methods.split(",") if w.strip()}
+    return [
+        cell
+        for cell in cells
+        if all(word in plain_text(f"{cell.dataset} {cell.setting} {cell.method}") for word in words)
+        and (not chosen or plain_text(cell.method) in chosen)
+    ]
+
+
+def covering(cells: Iterable[Cell]) -> list[Cell]:
+    """A few of the cells in which every data set, every part of a setting and every method occurs."""
+    seen: set[tuple[str, str]] = set()
+    chosen = []
+    for cell in cells:
+        parts = {("data", cell.dataset), ("method", cell.method), *(("term", t) for t in cell.setting.split(";"))}
+        if parts - seen:
+            seen |= parts
+            chosen.append(cell)
+    return chosen

@@ -1,0 +1,169 @@
+"""Results that last: one small JSON file for each finished cell and seed. Nothing is ever unpickled."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from isofed.errors import UserError
+from isofed.files import plain, write_atomic, write_error
+from isofed.papers.plan import HOW, Job
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What one file says."""
+
+    path: Path
+    content: Mapping[str, Any] = field(repr=False)
+
+    @property
+    def key(self) -> str:
+        return str(self.content["key"])
+
+    @property
+    def seed(self) -> int:
+        return int(self.content["seed"])
+
+    @property
+    def probe(self) -> dict[str, str]:
+        return dict(self.content.get("probe") or {})
+
+    @property
+    def measures(self) -> dict[str, float | None]:
+        return dict(self.content["measures"])
+
+    @property
+    def device(self) -> str:
+        return str(self.content["environment"]["device_name"])
+
+    @property
+    def precision(self) -> str:
+        return str(self.content["how"]["precision"])
+
+
+class Results:
+    """All results in a folder, found by what they are results of."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._found: dict[str, list[Finished]] = {}
+        self._kinds: set[tuple[str, str]] = set()
+        for path in sorted(folder.rglob("*.json")) if folder.is_dir() else []:
+            self._add(Finished(path, _read(path)))
+
+    def _add(self, finished: Finished) -> None:
+        settings = finished.content["settings"]
+        self._kinds.add((settings["data"], settings["model"]))
+        known = self._found.setdefault(finished.key, [])
+        known[:] = [*(one for one in known if one.path != finished.path), finished]
+
+    def of(self, job: Job) -> Finished | None:
+        """The result of a job, if there is one."""
+        return self.by_seed(job).get(job.seed)
+
+    def by_seed(self, job: Job) -> dict[int, Finished]:
+        """The results of a job's cell, with whichever seed, in which every measure is that the cell needs.
+
+        Of several with one seed, that of the cell itself counts, or else the first that was found.
+        """
+        found: dict[int, Finished] = {}
+        values = job.cell.values
+        if (values["data"], values["model"]) not in self._kinds and not job.probe:
+            return found  # without working out the key, which is slow for a thousand cells
+        for one in self._found.get(job.key, []):
+            own = one.path.parent == self.path(job).parent and one.path.name.startswith(job.name)
+            if _has(one, job.cell.measures.values()) and (one.seed not in found or own):
+                found[one.seed] = one
+        return dict(sorted(found.items()))
+
+    def expected(self, job: Job) -> float | None:
+        """Seconds that a job may take, after others with the same data, network and method, or at least network."""
+        values = job.cell.values
+        alike = [
+            (float(one.content["seconds"]) / int(one.content["rounds"]), one.content["method"] == job.cell.method)
+            for one in self.all()
+            if (one.content["settings"]["data"], one.content["settings"]["model"]) == (values["data"], values["model"])
+            and one.content["how"]["device"] == job.settings.device
+            and one.content["rounds"]
+        ]
+        own = [pace for pace, same in alike if same] or [pace for pace, _ in alike]
+        return max(own) * job.settings.rounds if own else None
+
+    def all(self) -> list[Finished]:
+        """Every result."""
+        return [one for same in self._found.values() for one in same]
+
+    def path(self, job: Job) -> Path:
+        """Where the result of a job is written."""
+        return self.folder / job.cell.paper / job.cell.preset / f"{job.name}_seed{job.seed}.json"
+
+    def write(self, job: Job, content: Mapping[str, Any]) -> Finished:
+        """Write a result down."""
+        path = self.path(job)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise write_error(path, error) from error
+        write_atomic(path, text_of(plain(dict(content))).encode())
+        finished = Finished(path, _read(path))
+        self._add(finished)
+        return finished
+
+
+def _has(finished: Finished, measures: Iterable[str]) -> bool:
+    return finished.content.get("failure") is not None or set(measures) <= set(finished.measures)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        content = None
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise UserError(f"{path} is not a result that this version of isofed wrote; move it away or mend it")
+    return content
+
+
+def text_of(content: Mapping[str, Any]) -> str:
+    """JSON with one line for each key at the top: short, and a change is easy to see."""
+    lines = [f"  {json.dumps(key)}: {json.dumps(value, allow_nan=False)}" for key, value in content.items()]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def head(job: Job) -> dict[str, Any]:
+    """What a result is of."""
+    cell, s = job.cell, job.settings
+    values = s.to_dict()
+    return {
+        "format": FORMAT,
+        "paper": cell.paper,
+        "preset": cell.preset,
+        "dataset": cell.dataset,
+        "setting": cell.setting,
+        "method": cell.method,
+        "variant": cell.variant,
+        "seed": job.seed,
+        "length": job.length.label,
+        "probe": dict(job.probe),
+        "key": job.key,
+        # The folder of the data is the machine's own affair; their fingerprint is in the environment.
+        "settings": {k: v for k, v in values.items() if k not in HOW | {"root"}},
+        "how": {k: values[k] for k in sorted(HOW)},
+    }
+
+
+@cache
+def code_version() -> str:
+    """A digest of the package's source, because a copy of it has no commit to name."""
+    package, digest = Path(__file__).parents[1], hashlib.blake2b(digest_size=8)
+    for path in sorted(package.rglob("*.py")):
+        digest.update(str(path.relative_to(package)).encode() + path.read_bytes())
+    return digest.hexdigest()

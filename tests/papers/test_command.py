@@ -1,0 +1,99 @@
+"""``isofed paper`` on the command line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from isofed import cli
+from isofed.errors import UserError
+from isofed.papers.command import Words, seconds_of
+from isofed.papers.plan import Job, matching
+from isofed.papers.presets import load
+
+from .made import write
+
+
+def isofed(*words: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(cli.app, ["paper", *words])
+    return result.exit_code, " ".join(result.stdout.split()), " ".join(result.stderr.split())
+
+
+def test_a_paper_is_listed_with_what_is_done(tmp_path: Path) -> None:
+    (cell,) = matching(load("univarfl", "table2").cells, "rho=0.1", "FedAvg")
+    write(tmp_path, Job(cell, 0), {"accuracy": 20.0})
+    code, out, _ = isofed("univarfl", f"results={tmp_path}")
+    assert code == 0 and "univarfl table1 30 0" in out and "univarfl table2 15 1 Accuracy when" in out
+
+
+def test_a_table_is_shown(tmp_path: Path) -> None:
+    (cell,) = matching(load("univarfl", "table2").cells, "rho=0.1", "FedAvg")
+    write(tmp_path, Job(cell, 0), {"accuracy": 20.0})
+    code, out, _ = isofed("univarfl", "table2", "--show", f"results={tmp_path}")
+    assert code == 0 and "UniVarFL table 2" in out and " 20.0 1 " in out and "not run: " in out
+
+
+def test_a_tiny_run_goes_from_the_words_to_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ("univarfl", "table2", "only=rho=0.5", "methods=UniVarFL", "scale=tiny", "executor=serial")
+    code, out, err = isofed(*words)
+    assert code == 0, err
+    assert "UniVarFL, tiny, seed 0: univarfl, 2 rounds" in out and "done: 1 run finished" in out
+    (path,) = (tmp_path / "runs" / "papers" / "tiny" / "results").rglob("*.json")
+    content = json.loads(path.read_text())
+    assert content["length"] == "tiny" and content["how"]["executor"] == "serial"
+    assert not (tmp_path / "results").exists()  # never among the results
+    code, out, _ = isofed(*words)
+    assert code == 0 and "done: 0 runs finished; results" in out
+
+
+def test_a_run_that_needs_data_says_so(tmp_path: Path) -> None:
+    folders = [f"{key}={tmp_path}" for key in ("data_root", "results", "runs")]
+    code, _, err = isofed("feduv", "table1", "only=pacs", *folders)
+    assert code == 2 and "pacs" in err and str(tmp_path) in err and "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["fedvu"], "there is no paper 'fedvu': did you mean 'feduv'?"),
+        (["feduv", "table8"], "there is no table or figure of feduv 'table8'"),
+        (["feduv", "table1", "onyl=cifar100"], "there is no option of paper 'onyl': did you mean 'only'?"),
+        (["feduv", "table1", "only=cifar1000"], "no cell of feduv table1 fits cifar1000"),
+        (["feduv", "table1", "scale=3"], "scale=3 must be above 0 and at most 1"),
+        (["feduv", "table1", "budget=soon"], "budget=soon is no time; write it as 90s, 25m or 1.5h"),
+        (["feduv", "table1", "whole=perhaps"], "whole=perhaps must be true or false"),
+        (["feduv", "table1", "variant=papr"], "there is no variant of feduv table1 'papr'"),
+        (["feduv", "table1", "only=cifar100", "lr=fast"], "lr=fast is not possible"),
+        (["feduv", "table1", "only=cifar100", "fedprox.mu=1"], "called 'fedprox'"),
+    ],
+)
+def test_mistakes_are_one_sentence(words: list[str], said: str, tmp_path: Path) -> None:
+    code, _, err = isofed(*words, f"results={tmp_path}/r", f"runs={tmp_path}/x")
+    assert code == 2 and said in err and "Traceback" not in err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90), ("90s", 90), ("25m", 1500), ("1.5h", 5400), ("1h30m", 5400), ("1m5s", 65)]
+)
+def test_times_are_read(text: str, seconds: float) -> None:
+    assert seconds_of(text) == seconds
+
+
+def test_seeds_come_one_after_another_over_all_cells() -> None:
+    made = Words.of(["only=pacs", "methods=FedAvg,FedUV", "seeds=2", "device=cpu"]).jobs(load("feduv", "table1"))
+    assert [(j.cell.method, j.seed) for j in made] == [("FedAvg", 0), ("FedUV", 0), ("FedAvg", 1), ("FedUV", 1)]
+    assert made[0].how == (("device", "cpu"),)
+    with pytest.raises(UserError, match="only once"):
+        Words.of(["seeds=1,1"]).jobs(load("feduv", "table1"))
+
+
+def test_the_module_is_the_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "isofed", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("isofed ")

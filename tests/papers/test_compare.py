@@ -1,0 +1,146 @@
+"""Paper and measured side by side: tolerances, ratios, orders, what was not run."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from isofed.errors import UserError
+from isofed.papers import compare, show
+from isofed.papers.compare import Entry, Order
+from isofed.papers.plan import Job, Length, matching
+from isofed.papers.presets import Preset, load
+from isofed.papers.results import Results
+
+from .made import cell, jobs, row, write
+
+
+def entry(paper: float | None, std: float | None, *values: float, measure: str = "accuracy", **more: Any) -> Entry:
+    return Entry(cell(), "IID", measure, row(paper, std, **more), paper, (), values)
+
+
+@pytest.mark.parametrize(
+    ("made", "within"),
+    [
+        (entry(50.0, 1.0, 51.9), True),  # two of the paper's standard deviations
+        (entry(50.0, 1.0, 52.1), False),
+        (entry(50.0, 0.1, 50.5), False),  # the paper's, also where they are small
+        (entry(50.0, None, 50.9), True),  # none printed, one seed: one point
+        (entry(50.0, None, 51.1), False),
+        (entry(50.0, None, 50.0, 54.0), True),  # ours, 2.83: two of them are more than the two points
+        (entry(50.0, None, 52.0, 52.2), False),  # ours are small: one point
+        (entry(100.0, None, 101.9, measure="macs"), True),  # counted: 2 %
+        (entry(100.0, None, 102.1, measure="macs"), False),
+        (entry(297.0, None, 290.0, measure="lambda_max"), None),  # no yardstick
+        (entry(None, None, 50.0), None),  # unreadable
+        (entry(50.0, 1.0), None),  # not run
+    ],
+)
+def test_within_two_standard_deviations(made: Entry, within: bool | None) -> None:
+    assert made.within is within
+
+
+def test_a_table_is_made_of_its_results(tmp_path: Path) -> None:
+    preset = load("feduv", "table1")
+    chosen = matching(preset.cells, "cifar100,alpha=0.01")
+    assert [c.method for c in chosen] == ["FedAvg", "FedUV", "FedProx", "MOON", "Freeze"]
+    for seed, (one, two) in enumerate([(50.1, 47.0), (51.1, 49.0), (49.1, 48.0)]):
+        write(tmp_path, Job(chosen[0], seed), {"accuracy": one})
+        write(tmp_path, Job(chosen[1], seed), {"accuracy": two})
+    results = Results(tmp_path)
+    made = [e for e in compare.entries(preset, results) if e.found]
+    first, second = made
+    assert first.mean == pytest.approx(50.1) and first.std == pytest.approx(1.0) and first.paper == 51.6
+    assert first.difference == pytest.approx(-1.5) and first.within is True
+    assert second.difference == pytest.approx(-7.7) and second.within is False
+    assert compare.orders(made) == [Order("CIFAR-100", "alpha=0.01", ("FedUV", "FedAvg"), ("FedAvg", "FedUV"))]
+    assert compare.orders(made)[0].agreeing == 0 and compare.orders(made)[0].pairs == 1
+    assert compare.done(preset, results) == (2, 2, 45)
+    # The same runs are rows of two other tables.
+    assert compare.done(load("feduv", "table4"), results)[0] == 2
+    assert compare.done(load("univarfl", "table1"), results)[0] == 1
+    console = Console(record=True, width=200, color_system=None, file=io.StringIO())
+    show.show(console, preset, results)
+    text = console.export_text()
+    assert "51.6 ± 1.7" in text and "50.1 ± 1.0" in text and "-7.7" in text
+    assert "paper FedUV > FedAvg; here FedAvg > FedUV; 0 of 1 pairs agree" in text
+    assert "not run: CIFAR-100 alpha=0.01 FedProx, MOON, Freeze; CIFAR-100 alpha=1.0;" in " ".join(text.split("\n"))
+
+
+def test_shortened_and_tried_results_stay_out_of_the_full_table(tmp_path: Path) -> None:
+    preset = load("feduv", "table1")
+    (chosen,) = matching(preset.cells, "cifar100,alpha=0.01", "fedavg")
+    write(tmp_path, Job(chosen, 0, Length(0.3)), {"accuracy": 41.0})
+    write(tmp_path, Job(chosen, 0, Length(), (("lr", "0.1"),)), {"accuracy": 33.0})
+    results = Results(tmp_path)
+    assert [e for e in compare.entries(preset, results) if e.found] == []
+    assert compare.done(preset, results) == (0, 1, 45)
+    full, shortened = compare.lengths(preset, results)
+    assert (full.label, shortened.label) == ("", "scale=0.3")
+    assert [e.mean for e in compare.entries(preset, results, shortened) if e.found] == [41.0]
+    ((tried, changes),) = compare.tried(preset, results)
+    assert changes == {"lr": "0.1"} and tried.measures == {"accuracy": 33.0}
+
+
+def test_results_of_what_a_preset_was_before_are_told_apart(tmp_path: Path) -> None:
+    preset = load("feduv", "table1")
+    (now,) = matching(preset.cells, "cifar100,alpha=0.01", "feduv")
+    before = dataclasses.replace(now, values={**now.values, "lr": 0.5, "method": "feduv:mu=0.1"}, keys={})
+    write(tmp_path, Job(before, 0), {"accuracy": 12.0})
+    write(tmp_path, Job(now, 0), {"accuracy": 50.0})
+    results = Results(tmp_path)
+    ((old, changes),) = compare.tried(preset, results)
+    assert old.measures == {"accuracy": 12.0} and changes == {"lr": "0.5", "method": "feduv:mu=0.1"}
+    assert [e.mean for e in compare.entries(preset, results) if e.found] == [50.0]
+
+
+def test_times_are_relative_to_those_on_the_same_device(tmp_path: Path) -> None:
+    preset = load("feduv", "table5")
+    fedavg, moon = matching(preset.cells, "cifar100", "FedAvg,MOON")
+    write(tmp_path, Job(fedavg, 0), {"seconds": 2.0})
+    write(tmp_path, Job(moon, 0), {"seconds": 3.0})
+    made = {e.cell.method: e for e in compare.entries(preset, Results(tmp_path)) if e.found}
+    assert made["MOON"].mean == 1.5 and made["MOON"].paper == pytest.approx(88 / 57)
+    assert made["FedAvg"].mean == made["FedAvg"].paper == 1.0 and made["MOON"].within is None
+    elsewhere = {"device_name": "another", "torch": "2", "data": "f"}
+    write(tmp_path, Job(moon, 1), {"seconds": 9.0}, environment=elsewhere)
+    write(tmp_path, Job(fedavg, 1), {"seconds": 3.0})
+    (again,) = [e for e in compare.entries(preset, Results(tmp_path)) if e.cell.method == "MOON" and e.found]
+    assert again.values == (1.5,)  # the second seed's times are of two devices
+
+
+def test_a_printed_divergence_agrees_with_one_here(tmp_path: Path) -> None:
+    preset = load("spherefed", "table3")
+    (norm,) = [c for c in preset.cells if c.method == "+Norm" and "MSE" in c.setting]
+    write(tmp_path, Job(norm, 0), {}, failure="gave NaN")
+    (made,) = [e for e in compare.entries(preset, Results(tmp_path)) if e.found]
+    assert made.within is True and show.here(made) == "diverges" and show.printed(made) == "diverges"
+
+
+def test_a_reference_is_needed_for_a_ratio(tmp_path: Path) -> None:
+    slow = cell("FedUV", measures={"IID": "seconds"})
+    preset = Preset("feduv", "table9", "", "", 1, (slow,), {})
+    write(tmp_path, jobs(slow)[0], {"seconds": 3.0})
+    (made,) = compare.entries(preset, Results(tmp_path))
+    assert made.values == (3.0,)  # nothing to divide by: the seconds themselves
+
+
+def test_a_file_that_is_no_result_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "feduv").mkdir()
+    (tmp_path / "feduv" / "x.json").write_text("{}")
+    with pytest.raises(UserError, match="x.json is not a result"):
+        Results(tmp_path)
+
+
+def test_how_a_run_is_computed_and_recorded_makes_no_other_run() -> None:
+    plain = Job(cell(), 0)
+    recorded = cell(values={"diagnose": "every:2", "keep_clients": "last", "train_loss": False})
+    same = Job(recorded, 3, how=(("device", "cpu"), ("precision", "bf16")), root="/somewhere")
+    assert plain.key == same.key and plain.name == same.name
+    assert plain.key != Job(cell(values={"lr": 0.3}), 0).key
+    assert plain.key != Job(cell("FedUV"), 0).key

@@ -1,0 +1,54 @@
+"""The pages show what the result files say, and are up to date."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from isofed.papers import pages
+from isofed.papers.plan import Job, Length, matching
+from isofed.papers.presets import load
+
+from .made import write
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_pages_are_those_that_the_results_make() -> None:
+    made, folder = pages.build(ROOT / "results"), ROOT / "docs" / "results"
+    there = {path.name: path.read_text(encoding="utf-8") for path in folder.glob("*.md")}
+    changed = [name for name in {*made, *there} if made.get(name) != there.get(name)]
+    assert changed == [], "write them anew: isofed paper pages"
+
+
+def test_a_page_shows_numbers_notes_variants_and_what_was_tried(tmp_path: Path) -> None:
+    preset = load("feduv", "table1")
+    fedavg, feduv = matching(preset.cells, "pacs", "FedAvg,FedUV")
+    write(tmp_path, Job(fedavg, 0), {"accuracy": 60.0})
+    write(tmp_path, Job(feduv, 0), {"accuracy": 61.0})
+    write(tmp_path, Job(fedavg, 0, Length(0.3)), {"accuracy": 52.0})
+    write(tmp_path, Job(feduv, 0, Length(), (("feduv.lam", "2.5"),)), {"accuracy": 66.6})
+    (paper,) = matching(preset.of("paper"), "pacs", "FedUV")
+    write(tmp_path, Job(paper, 0), {"accuracy": 63.0})
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "feduv.md").write_text("Of all.\n\n## table1\n\nOf this one.\n\n## table2\n\nOf that.\n")
+    (tmp_path / "notes" / "data.yaml").write_text("pacs: packed smaller than published\n")
+    made = pages.build(tmp_path)
+    assert set(made) == {"index.md", "feduv.md", "univarfl.md", "spherefed.md", "feddecorr.md", "fedalign.md"}
+    general, table1, table2 = made["feduv.md"].split("\n## ")[:3]
+    assert "Of all." in general and "Of this one." in table1 and "Of that." in table2
+    assert "| PACS | domain | FedAvg | 61.9 ± 0.6 | 60.0 | 1 | -1.9 | no |" in table1
+    assert "Paper: FedUV, FedAvg. Here: FedUV, FedAvg. 1 of 1 pairs agree." in table1
+    assert "**Shortened to 0.3 of the rounds**" in table1 and "| 52.0 | 1 |" in table1
+    assert "**Variant `paper`**" in table1 and "| 63.0 | 1 |" in table1
+    assert "- PACS domain FedUV, seed 0, `feduv.lam=2.5`: 66.6" in table1
+    assert "On a chip in fp32; torch 2;" in table1
+    assert "| [FedUV table 1](feduv.md#table-1) | 45 | 2 | 0 of 2 |" in made["index.md"]
+    for page in ("index.md", "feduv.md"):
+        assert "- `pacs`, fingerprint `ffffffffffff`: packed smaller than published" in made[page]
+    assert max(len(line) for text in made.values() for line in text.splitlines()) < 400
+
+
+def test_pages_are_written_whole(tmp_path: Path) -> None:
+    written = pages.write(tmp_path / "none", tmp_path / "docs")
+    assert sorted(written) == sorted((tmp_path / "docs").iterdir()) and len(written) == 6
+    assert {path.name: path.read_text() for path in written} == pages.build(tmp_path / "none")

@@ -1,0 +1,212 @@
+"""Running what is missing: budgets, going on, branches, failures."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from isofed.errors import UserError
+from isofed.papers import budget
+from isofed.papers.budget import Budget, Telling
+from isofed.papers.plan import Job, Length
+from isofed.papers.results import Results
+from isofed.papers.runner import run
+
+from .made import cell, jobs
+
+FOREVER = Budget(None)
+
+
+class Heard(Telling):
+    """Remembers what it was told, and can do something at the end of a round."""
+
+    def __init__(self, at_round: int = 0, act: Any = None) -> None:
+        self.rounds: list[int] = []
+        self.begun: list[str] = []
+        self.left: list[str] = []
+        self.failures: list[str] = []
+        self.clients = 0
+        self._at, self._act = at_round, act
+
+    def cell(self, number: int, of: int, job: Job) -> None:
+        self.begun.append(job.cell.method)
+
+    def round(self, line: dict[str, Any]) -> None:
+        self.rounds.append(line["round"])
+        if line["round"] == self._at:
+            self._act()
+
+    def client(self, done: int, of: int) -> None:
+        self.clients += 1
+
+    def failed(self, job: Job, why: str) -> None:
+        self.failures.append(why)
+
+    def left_out(self, data: str, count: int, why: str) -> None:
+        self.left.append(why)
+
+
+class Spent(Budget):
+    """A budget that is over after so many rounds, or so many clients."""
+
+    def __init__(self, seconds: float | None, heard: Heard, rounds: int = 99, clients: int = 99) -> None:
+        super().__init__(seconds)
+        object.__setattr__(self, "_over", lambda: len(heard.rounds) >= rounds or heard.clients >= clients)
+
+    @property
+    def left(self) -> float:
+        return -1.0 if self._over() else math.inf  # type: ignore[attr-defined]
+
+
+def measures(folder: Path, job: Job) -> Mapping[str, float | None]:
+    found = Results(folder).of(job)
+    assert found is not None
+    return found.measures
+
+
+def curve(folder: Path, job: Job) -> Any:
+    found = Results(folder).of(job)
+    assert found is not None
+    return found.content["curve"]
+
+
+@pytest.fixture
+def short_reserve(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "RESERVE", 0.0)
+
+
+def test_a_spent_budget_stops_between_rounds_and_the_next_call_goes_on(tmp_path: Path, short_reserve: None) -> None:
+    todo = jobs(cell("FedUV"), seeds=1)
+    spent = Heard()
+    first = run(todo, Results(tmp_path / "a"), tmp_path / "runs", Spent(None, spent, rounds=2), spent)
+    assert first.over and first.finished == 0 and first.missing == 1
+    assert spent.rounds == [1, 2]
+    again = Heard()
+    second = run(todo, Results(tmp_path / "a"), tmp_path / "runs", FOREVER, again)
+    assert second.finished == 1 and not second.over and again.rounds == [3, 4]
+    run(todo, Results(tmp_path / "b"), tmp_path / "whole", FOREVER, Heard())
+    assert curve(tmp_path / "a", todo[0]) == curve(tmp_path / "b", todo[0])
+
+
+def test_what_cannot_be_expected_to_end_is_not_carried_on(tmp_path: Path, short_reserve: None) -> None:
+    todo = jobs(cell("FedAvg", {"rounds": 1000}))
+    heard = Heard()
+    outcome = run(todo, Results(tmp_path / "r"), tmp_path / "runs", Budget(3.0), heard, whole=True)
+    assert outcome.over and len(heard.rounds) == 2
+
+
+def test_a_budget_that_is_over_begins_nothing(tmp_path: Path) -> None:
+    heard = Heard()
+    outcome = run(jobs(cell()), Results(tmp_path / "r"), tmp_path / "runs", Budget(5.0), heard)
+    assert outcome.over and heard.begun == [] and not (tmp_path / "runs").exists()
+
+
+def test_a_request_to_end_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
+    todo, before = jobs(cell()), signal.getsignal(signal.SIGTERM)
+    asked = Heard(at_round=2, act=lambda: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(KeyboardInterrupt):
+        run(todo, Results(tmp_path / "r"), tmp_path / "runs", FOREVER, asked)
+    assert signal.getsignal(signal.SIGTERM) is before
+    again = Heard()
+    run(todo, Results(tmp_path / "r"), tmp_path / "runs", FOREVER, again)
+    assert again.rounds == [3, 4]
+
+
+def test_what_is_done_is_not_done_again_and_counts_for_equal_cells(tmp_path: Path) -> None:
+    results = tmp_path / "r"
+    run(jobs(cell()), Results(results), tmp_path / "runs", FOREVER, Heard())
+    heard = Heard()
+    elsewhere = cell(preset="table8", setting="the same")
+    outcome = run(jobs(cell(), elsewhere, seeds=2), Results(results), tmp_path / "runs", FOREVER, heard)
+    assert heard.begun == ["FedAvg"]  # the second seed, once
+    assert outcome.missing == 0 and len(list(results.rglob("*.json"))) == 2
+
+
+def test_a_result_without_a_measure_that_a_cell_needs_does_not_count(tmp_path: Path) -> None:
+    run(jobs(cell()), Results(tmp_path / "r"), tmp_path / "runs", FOREVER, Heard())
+    costly = cell(preset="table8", measures={"IID": "accuracy", "MACs": "macs"})
+    heard = Heard()
+    run(jobs(costly), Results(tmp_path / "r"), tmp_path / "runs", FOREVER, heard)
+    assert heard.begun == ["FedAvg"] and measures(tmp_path / "r", jobs(costly)[0])["macs"]
+
+
+def test_a_row_that_differs_only_at_the_end_branches_off(tmp_path: Path) -> None:
+    branched = cell("FFC", after="FedAvg")
+    heard = Heard()
+    todo = jobs(cell(), branched)
+    run(todo, Results(tmp_path / "r"), tmp_path / "runs", FOREVER, heard)
+    assert heard.begun == ["FedAvg", "FFC"] and heard.rounds == [1, 2, 3, 4]
+    # The same as if it had trained by itself.
+    own = jobs(cell("FFC"))
+    run(own, Results(tmp_path / "own"), tmp_path / "own-runs", FOREVER, Heard())
+    one, two = dict(measures(tmp_path / "r", todo[1])), dict(measures(tmp_path / "own", own[0]))
+    assert one.pop("seconds") and two.pop("seconds") and one == two
+    assert one["before"] == measures(tmp_path / "r", todo[0])["accuracy"]
+
+
+def test_models_of_finished_runs_go_unless_they_are_to_be_kept(tmp_path: Path) -> None:
+    todo = jobs(cell(), cell("FFC", after="FedAvg"))
+    run(todo, Results(tmp_path / "r"), tmp_path / "runs", FOREVER, Heard())
+    assert list((tmp_path / "runs").rglob("*.safetensors")) == []
+    assert len(list((tmp_path / "runs").rglob("metrics.jsonl"))) == 2
+    run(todo, Results(tmp_path / "k"), tmp_path / "kept", FOREVER, Heard(), keep=True)
+    assert len(list((tmp_path / "kept").rglob("model.safetensors"))) == 2
+
+
+def test_a_run_that_diverges_is_a_result(tmp_path: Path) -> None:
+    todo = jobs(cell("FedAvg", {"lr": 1e30, "momentum": 0.0}))
+    heard = Heard()
+    run(todo, Results(tmp_path / "r"), tmp_path / "runs", FOREVER, heard)
+    found = Results(tmp_path / "r").of(todo[0])
+    assert found is not None and "NaN" in found.content["failure"] and found.measures == {}
+    assert len(heard.failures) == 1
+
+
+def test_cells_without_data_are_left_out_and_the_others_run(tmp_path: Path) -> None:
+    absent = cell("FedUV", {"data": "cifar100", "root": str(tmp_path)})
+    heard = Heard()
+    outcome = run(jobs(absent, cell()), Results(tmp_path / "r"), tmp_path / "runs", FOREVER, heard)
+    assert outcome.finished == 1 and outcome.missing == 1 and "cifar100" in heard.left[0]
+    with pytest.raises(UserError, match="there is no data set 'cifar100'"):
+        run(jobs(absent), Results(tmp_path / "r"), tmp_path / "runs", FOREVER, Heard())
+
+
+def test_a_result_says_what_it_was_made_with_and_nothing_of_the_machines_folders(tmp_path: Path) -> None:
+    job = Job(cell("FedUV", {"diagnose": "every:2"}), 1, Length(0.5), (("lr", "0.1"),))
+    run([job], Results(tmp_path / "r"), tmp_path / "runs", FOREVER, Heard())
+    (path,) = (tmp_path / "r").rglob("*.json")
+    content = json.loads(path.read_text())
+    assert content["settings"]["rounds"] == 2 and content["settings"]["lr"] == 0.1 and content["probe"] == {"lr": "0.1"}
+    assert content["length"] == "scale=0.5" and content["seed"] == 1 and content["curve"]["round"] == [1, 2]
+    assert {"isofed", "torch", "device_name", "data", "code"} <= content["environment"].keys()
+    assert content["figure"]["lines"][0]["classifier_spectrum"] and content["measures"]["singular_sum"] > 0
+    assert str(tmp_path) not in path.read_text() and "root" not in content["settings"]
+    assert path.stat().st_size < 50_000
+
+
+def test_what_others_like_it_took_too_long_for_is_not_begun(tmp_path: Path, short_reserve: None) -> None:
+    results = Results(tmp_path / "r")
+    run(jobs(cell()), results, tmp_path / "runs", FOREVER, Heard())
+    (done,) = results.all()
+    pace = float(done.content["seconds"]) / 4
+    longer = jobs(cell("FedUV", {"rounds": 100_000}))
+    assert results.expected(longer[0]) == pytest.approx(100_000 * pace)
+    heard = Heard()
+    outcome = run(longer, results, tmp_path / "runs", Budget(5.0), heard, whole=True)
+    assert outcome.over and heard.begun == []
+    assert Results(tmp_path / "none").expected(longer[0]) is None
+
+
+def test_a_round_that_is_too_long_for_the_budget_is_given_up(tmp_path: Path, short_reserve: None) -> None:
+    todo, slow, quick = jobs(cell()), Heard(), Heard()
+    outcome = run(todo, Results(tmp_path / "r"), tmp_path / "runs", Spent(None, slow, clients=5), slow)
+    assert outcome.over and slow.rounds == [1]
+    run(todo, Results(tmp_path / "r"), tmp_path / "runs", FOREVER, quick)
+    assert quick.rounds == [2, 3, 4]
