@@ -103,7 +103,7 @@ def compare(root: Path, *words: str, code: int = 0, cwd: Path | None = None) -> 
 
 
 def without_times(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{k: v for k, v in row.items() if "seconds" not in k} for row in rows]
+    return [{k: v for k, v in row.items() if "second" not in k and "memory" not in k} for row in rows]
 
 
 def printed(out: str) -> dict[str, list[str]]:

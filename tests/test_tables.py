@@ -94,6 +94,19 @@ def test_times_are_medians_of_rounds_relative_to_the_first_method() -> None:
     assert [row.events for row in rows] == [1, 0]
 
 
+def test_what_a_megabyte_and_a_second_bought_counts_from_chance_on() -> None:
+    one, two, pooled = made("a", 0, 0.6, (2.0,)), made("a", 1, 0.8, (4.0,)), made("b", 0, 0.9, (5.0,))
+    one.class_accuracy = two.class_accuracy = [0.5] * 5  # chance is 20 %
+    one.peak_memory, two.peak_memory = 3_000_000, 5_000_000
+    pooled.bytes_up = pooled.bytes_down = 0
+    rows = comparison(Batch({"a": {0: one, 1: two}, "b": {0: pooled}}), ["a", "b"])
+    assert rows[0].points_per_megabyte == pytest.approx((40 / 4 + 60 / 4) / 2)
+    assert rows[0].points_per_second == pytest.approx((40 / one.seconds + 60 / two.seconds) / 2)
+    assert rows[0].peak_memory_megabytes == 5
+    assert rows[1].points_per_megabyte is rows[1].peak_memory_megabytes is None
+    assert rows[1].points_per_second == pytest.approx(90 / pooled.seconds)
+
+
 def test_rounds_to_the_target_count_only_where_it_was_reached() -> None:
     curves: dict[int, list[float | None]] = {0: [0.1, 0.2, 0.6], 1: [0.1] * 6, 2: [None, 0.1, 0.4, 0.3, 0.4, 0.5]}
     results = {"a": {s: made("a", s, 0.5) for s in curves}, "b": {0: made("b", 0, 0.1)}}

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from isofed.config import Settings
+from isofed.errors import RunError
 from isofed.layout import Tensors
 
 
@@ -32,8 +33,11 @@ class Result:
         rounds_to_target: first evaluated round that reached ``target``; none if it was not reached or not asked for.
         seconds: spent in rounds, evaluation not counted.
         bytes_up, bytes_down: sent by and to all clients in all rounds.
+        peak_memory: bytes held at most, of the GPU, or of the main memory by this process and its workers together;
+            none where that is not known. Of a resumed run, since it was taken up last.
         validation_accuracy: of the last round, where a validation part was held out.
         exchanges: records of questions asked after the last round.
+        privacy: where a method adds noise to updates, the epsilon and delta that it amounts to, and what they rest on.
         notes: what a person should know about the run.
         history: one record per round.
         folder: where it is recorded.
@@ -51,10 +55,12 @@ class Result:
     seconds: float
     bytes_up: int
     bytes_down: int
+    peak_memory: int | None = None
     validation_accuracy: float | None = None
     class_accuracy: list[float | None] = field(default_factory=list)
     exchanges: list[dict[str, Any]] = field(default_factory=list)
     events: int = 0
+    privacy: dict[str, Any] | None = None
     notes: list[str] = field(default_factory=list)
     history: list[dict[str, Any]] = field(default_factory=list, repr=False)
     folder: Path | None = None
@@ -102,4 +108,7 @@ class Result:
         cls, values: dict[str, Any], history: list[dict[str, Any]], folder: Path, weights: Tensors | None = None
     ) -> Result:
         """A result read back from its folder."""
-        return cls(**values, history=history, folder=folder, weights=weights or {})
+        try:
+            return cls(**values, history=history, folder=folder, weights=weights or {})
+        except TypeError as error:  # a field too many, or one that is missing
+            raise RunError(f"the result in {folder} is damaged, or of another version of isofed") from error

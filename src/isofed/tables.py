@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -35,6 +35,9 @@ class Row:
     megabytes_per_round: float | None = None
     failed: int = 0
     events: int = 0
+    peak_memory_megabytes: float | None = None  # the largest of all seeds
+    points_per_megabyte: float | None = None  # of accuracy above chance, in percent, for each MB that was sent
+    points_per_second: float | None = None  # likewise, for each second of training
 
     @property
     def clear(self) -> bool:
@@ -82,9 +85,21 @@ def comparison(batch: Batch, methods: Sequence[str], target: float | None = None
                 / 1e6,
                 failed=failed,
                 events=sum(r.events for r in results.values()),
+                peak_memory_megabytes=max(
+                    (r.peak_memory / 1e6 for r in results.values() if r.peak_memory), default=None
+                ),
+                points_per_megabyte=_bought(results, [(r.bytes_up + r.bytes_down) / 1e6 for r in results.values()]),
+                points_per_second=_bought(results, [r.seconds for r in results.values()]),
             )
         )
     return rows
+
+
+def _bought(results: Mapping[int, Result], paid: Sequence[float]) -> float | None:
+    """Points of accuracy above chance for what was paid, mean over seeds; none where nothing was."""
+    chances = [1 / len(r.class_accuracy) if r.class_accuracy else 0.0 for r in results.values()]
+    points = [100 * (r.accuracy - chance) for r, chance in zip(results.values(), chances, strict=True)]
+    return sum(p / much for p, much in zip(points, paid, strict=True)) / len(paid) if all(paid) else None
 
 
 def _seconds(results: list[Result]) -> float | None:

@@ -19,7 +19,8 @@ def line(round: int, accuracy: float, seconds: float = 0.5, megabytes: float = 1
     """A round as the metrics have it."""
     half = int(megabytes * 5e5)
     shown = {"accuracy": accuracy, "loss": 2 * (1 - accuracy), "class_accuracy": [accuracy], "train_loss": 1 - accuracy}
-    return {"round": round, "lr": 0.1, "bytes_up": half, "bytes_down": half, "seconds": seconds, **shown, "events": []}
+    paid = {"samples": 200, "bytes_up": half, "bytes_down": half, "seconds": seconds}
+    return {"round": round, "lr": 0.1, **paid, **shown, "events": []}
 
 
 def make_run(
@@ -63,6 +64,14 @@ def diagnose(folder: Path, rounds: Sequence[int], values: int = 10) -> None:
             "classifier_effective_rank": values - n / 100,
             "representation_spectrum": [n * 10.0**-k for k in range(1, values + 1)],
             "significant": values // 2,
+            "local": [
+                {
+                    "client": c,
+                    "gap": -c / 10,
+                    "representation_spectrum": [n * 4.0**-c * 10.0**-k for k in range(1, values)],
+                }
+                for c in (0, 1)
+            ],
             "alignment": {"cosine": 0.9 - n / 1000, "norm_difference": 0.1},
             "drift": {"distance": [1.0, 2.0], "angle": [30.0, 60.0]},
         }
@@ -70,10 +79,17 @@ def diagnose(folder: Path, rounds: Sequence[int], values: int = 10) -> None:
     ]
     (folder / "diagnostics.jsonl").write_text("".join(json.dumps(made) + "\n" for made in lines))
     diagnosis = {
-        "cost": {"points_per": {"megabyte": 12.5, "second": 40.0, "gflop": None}, "rounds": list(rounds)},
+        "cost": {
+            "points_per": {"megabyte": 12.5, "second": 40.0, "gflop": 7.5},
+            "rounds": list(rounds),
+            "parameters": 8970,
+            "held": 17_940_000,
+            "macs_per_sample": 2.5e9,
+            "flops_per_sample": 1e7,
+        },
         "curvature": {"top_eigenvalues": [12.0, 5.0], "trace": 80.0},
         "calibration": {"error": 0.05, "confidence": [0.2, None, 0.9], "accuracy": [0.1, None, 0.8]},
         "landscape": {"steps": [-1, 0, 1], "losses": [[3.0, 2.0, 3.0], [2.0, 0.5, 2.0], [3.0, 2.0, 4.0]]},
-        "tsne": {"points": [[0.0, 1.0], [1.0, 0.0], [2.0, 2.0]], "class": [0, 1, 1]},
+        "tsne": {"points": [[0.0, 1.0], [1.0, 0.0], [2.0, 2.0]], "class": [0, 1, 1], "client": [3, 4, 4]},
     }
     (folder / "diagnosis.json").write_text(json.dumps(diagnosis))

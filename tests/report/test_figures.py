@@ -14,13 +14,15 @@ from isofed.diagnose import Diagnosis, Options, diagnosed
 from isofed.errors import UserError
 from isofed.report import figures
 from isofed.report.gather import Reader
+from isofed.report.style import drawing, look
 from tests.engine.plain import small
 
 pytest.importorskip("matplotlib")
 
 CURVES = {f"{value}-by-{axis}" for value in ("accuracy", "loss") for axis in ("round", "megabytes", "seconds")}
+COUNTED = {"accuracy-by-gflop", "loss-by-gflop"}
 RECORDED = {"classifier-spectrum", "representation-spectrum", "alignment-by-round"}
-DIAGNOSED = {"curvature", "calibration", "landscape", "tsne"}
+DIAGNOSED = {"curvature", "calibration", "landscape", "tsne-by-class", "tsne-by-client"}
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +33,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for seed in (0, 1):
             out = root / method.split(":")[0] / f"seed-{seed}"
             small(method=method, seed=seed, rounds=3, diagnose="every:1", keep_clients="last", out=out).fit()
-            diagnosed(Diagnosis(out, Options.of({"samples": "20", "probes": "8", "points": "5"})))
+            only = {"only": "cost"} if seed else {}  # the rest is drawn of the first seed
+            diagnosed(Diagnosis(out, Options.of({"samples": "20", "probes": "8", "points": "5"} | only)))
     return root
 
 
@@ -46,7 +49,7 @@ def texts(svg: Path) -> str:
 
 def test_everything_is_drawn_twice(drawn: list[Path]) -> None:
     names = {path.stem for path in drawn}
-    assert names == CURVES | RECORDED | DIAGNOSED | {"methods", "split-1", "split-2"}
+    assert names == CURVES | COUNTED | RECORDED | DIAGNOSED | {"methods", "split-1", "split-2"}
     assert len(drawn) == 2 * len(names)
     for path in drawn:
         if path.suffix == ".png":
@@ -70,15 +73,15 @@ def test_the_same_runs_give_the_same_files(runs: Path, drawn: list[Path], tmp_pa
 
 
 def test_methods_differ_by_more_than_colour() -> None:
-    looks = [figures._look(place) for place in range(24)]
-    grey = {(str(look["linestyle"]), look["marker"]) for look in looks}
+    looks = [look(place) for place in range(24)]
+    grey = {(str(one["linestyle"]), one["marker"]) for one in looks}
     assert len(grey) == 24
-    assert len({(*map(str, look.values()),) for look in looks}) == 24
+    assert len({(*map(str, one.values()),) for one in looks}) == 24
 
 
 def test_the_line_is_the_mean_and_the_band_one_deviation(runs: Path) -> None:
     found = Reader().read([runs])
-    with figures.drawing():
+    with drawing():
         axes = figures.curves(found, "accuracy", "round").axes[0]
     both = [[line["accuracy"] for line in run.history] for run in found.rows["fedavg"].values()]
     line, band = axes.get_lines()[0], axes.collections[0].get_paths()[0].vertices
@@ -86,6 +89,27 @@ def test_the_line_is_the_mean_and_the_band_one_deviation(runs: Path) -> None:
     assert line.get_ydata() == pytest.approx(100 * np.mean(both, 0))
     top = 100 * (np.mean(both, 0) + np.std(both, 0, ddof=1))
     assert max(y for x, y in band if x == 3) == pytest.approx(top[-1])
+
+
+def test_gflop_are_those_of_the_local_steps(runs: Path) -> None:
+    found = Reader().read([runs])
+    run = found.rows["fedavg"][0]
+    with drawing():
+        axes = figures.curves(found, "accuracy", "gflop").axes[0]
+    samples = np.cumsum([line["samples"] for line in run.history])
+    flops = [r.diagnosis["cost"]["flops_per_sample"] for r in found.rows["fedavg"].values()]
+    assert flops[0] == flops[1] and axes.get_lines()[0].get_xdata() == pytest.approx(flops[0] * samples / 1e9)
+
+
+def test_local_models_have_a_thin_line_beside_the_global_one(runs: Path) -> None:
+    found = Reader().read([runs])
+    with drawing():
+        axes = figures.spectra(found, "representation_spectrum").axes[0]
+    whole, local = axes.get_lines()[:2]
+    last = [run.diagnostics[-1] for run in found.rows["fedavg"].values()]
+    own = np.log(np.maximum([o["representation_spectrum"] for line in last for o in line["local"]], 1e-12))
+    assert local.get_ydata() == pytest.approx(np.exp(own.mean(0)), rel=1e-6)
+    assert local.get_linewidth() < whole.get_linewidth() and "thin: local models" in axes.get_title(loc="left")
 
 
 def test_a_run_with_nothing_but_metrics(tmp_path: Path) -> None:
@@ -107,5 +131,5 @@ def test_what_cannot_be_drawn_is_said(broken: str, runs: Path, tmp_path: Path) -
 
 def test_a_landscape_with_holes_is_drawn() -> None:
     content: dict[str, Any] = {"steps": [-1, 0, 1], "loss": [[1.0, 2.0, None], [0.5, 0.1, 3.0], [1.0, 2.0, 9.0]]}
-    with figures.drawing():
+    with drawing():
         assert figures.landscape({"fedavg": content}).axes

@@ -16,7 +16,8 @@ import pytest
 from isofed.errors import UserError
 from isofed.report import write_report
 from isofed.report.gather import Reader
-from isofed.report.page import content, render, thin, tidy
+from isofed.report.measured import thin
+from isofed.report.page import content, render, tidy
 from tests.report.made import diagnose, make_comparison, make_run
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&amp;\u2028\"'"
@@ -58,7 +59,7 @@ def test_the_page_holds_the_runs(tmp_path: Path) -> None:
     assert [(row["method"], row["accuracy"]) for row in held["rows"]] == [("fedavg", 0.55), ("fedprox:mu=0.3", 0.725)]
     curves = held["runs"][3]["curves"]
     assert curves["round"] == [1, 2, 3] and curves["accuracy"] == [0.1, 0.375, 0.75]
-    assert curves["megabytes"] == [1, 2, 3] and curves["seconds"] == [0.5, 1, 1.5]
+    assert curves["megabytes"] == [1, 2, 3] and curves["seconds"] == [0.5, 1, 1.5] and "gflop" not in curves
     assert held["splits"][0]["clients"] == 4 and sum(map(sum, held["splits"][0]["counts"])) == 200
     assert ["target", "0.5"] in held["settings"]["chosen"] and ["rounds", "3"] in held["settings"]["chosen"]
     assert ["momentum", "0.9"] in held["settings"]["defaults"]
@@ -138,6 +139,38 @@ def test_diagnostics_are_shown_as_far_as_they_are_there(tmp_path: Path) -> None:
     shown = page_of(tmp_path)["runs"][0]["diagnostics"]
     assert set(shown) == {"round", "spectrum_round", "classifier_spectrum"}
     assert shown["classifier_spectrum"] == [[], [[1, 2]]]
+
+
+def test_gflop_are_counted_where_the_cost_of_a_sample_is_known(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", [0.5, 0.6])
+    diagnose(tmp_path / "run", [1])
+    assert page_of(tmp_path)["runs"][0]["curves"]["gflop"] == [2, 4]  # 200 samples of 1e7 operations in a round
+
+
+def test_local_models_are_a_geometric_mean_and_their_gap_a_mean(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", [0.5])
+    diagnose(tmp_path / "run", [10], values=3)
+    shown = page_of(tmp_path)["runs"][0]["diagnostics"]
+    assert shown["local_spectrum"] == [[[1, 0.5], [2, 0.05]]] and shown["gap"] == [-0.05]
+    line = {"round": 1, "local": [{"representation_spectrum": [4.0, 0.0]}, {"representation_spectrum": [1.0, 1.0]}, 3]}
+    (tmp_path / "run" / "diagnostics.jsonl").write_text(json.dumps(line) + "\n")
+    assert page_of(tmp_path)["runs"][0]["diagnostics"]["local_spectrum"] == [[[1, 2]]]
+
+
+def test_what_was_found_on_kept_models_stands_in_for_what_was_not_recorded(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", [0.5, 0.6])
+    whole = {"classifier_spectrum": [3.0, 1.0], "representation_spectrum": [2.0, 1.0], "significant": 2}
+    own = {"round": 2, "client": 4, "representation_spectrum": [1.0, 0.5], "gap": -0.7}
+    content = {
+        "spectra": {"models": [{"round": 1, "client": None, **whole}, {"round": 2, "client": None, **whole}, own, 7]},
+        "alignment": [{"round": 2, "cosine": 0.9, "norm_difference": 0.1}],
+    }
+    (tmp_path / "run" / "diagnosis.json").write_text(json.dumps(content))
+    shown = page_of(tmp_path)["runs"][0]["diagnostics"]
+    assert shown["round"] == [1, 2] and shown["significant"] == [2, 2] and shown["cosine"] == [None, 0.9]
+    assert shown["gap"] == [None, -0.7] and shown["local_spectrum"] == [[], [[1, 1], [2, 0.5]]]
+    (tmp_path / "run" / "diagnostics.jsonl").write_text(json.dumps({"round": 2, "significant": 9}) + "\n")
+    assert page_of(tmp_path)["runs"][0]["diagnostics"]["significant"] == [2, 9]  # what the run saw comes first
 
 
 def test_ten_runs_of_a_hundred_rounds_with_large_diagnostics_stay_under_five_megabytes(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import socket
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,14 @@ def shown(watch: Watch) -> dict[str, Any]:
     status, _, body = ask(watch)
     assert status == 200
     return dict(json.loads(body))
+
+
+def split_of(watch: Watch) -> list[dict[str, Any]]:
+    """Waits for the splits: data sets are read beside the page."""
+    end = time.monotonic() + 20
+    while not (splits := shown(watch)["splits"]) and time.monotonic() < end:
+        time.sleep(0.02)
+    return list(splits)
 
 
 def files(folder: Path) -> dict[str, tuple[int, int]]:
@@ -72,7 +81,7 @@ def test_the_page_is_the_report_with_a_connection_to_itself_only(tmp_path: Path)
 def test_what_has_not_changed_is_not_sent_again(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", [0.5], finished=False)
     with Watch([tmp_path / "run"], 0) as watch:
-        watch._make_splits()  # joins the page when it is ready, which would be a change
+        split_of(watch)  # joins the page when it is ready, which would be a change
         tag = ask(watch)[1]["ETag"]
         assert ask(watch, headers={"If-None-Match": tag})[0] == 304
         folder.append(line(2, 0.6))
@@ -101,6 +110,14 @@ def test_it_goes_with_a_run_through_half_a_line_its_end_and_its_restart(tmp_path
         assert len(shown(watch)["runs"]) == 1
 
 
+def test_a_run_that_starts_later_has_its_split_too(tmp_path: Path) -> None:
+    with Watch([tmp_path / "run"], 0) as watch:
+        assert shown(watch)["splits"] == []
+        make_run(tmp_path / "run", [0.2], finished=False)
+        (split,) = split_of(watch)
+        assert sum(map(sum, split["counts"])) > 0
+
+
 def test_a_record_that_makes_no_sense_does_not_end_it(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", [0.5])
     with Watch([tmp_path / "run"], 0) as watch:
@@ -123,8 +140,7 @@ def test_it_writes_nothing_and_takes_no_lock(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", [0.5], finished=False)
     before = files(tmp_path)
     with Watch([tmp_path / "run"], 0) as watch, folder.lock():
-        watch._make_splits()
-        assert shown(watch)["runs"] and shown(watch)["splits"]
+        assert split_of(watch) and shown(watch)["runs"]
     after = files(tmp_path)
     assert {name: after[name] for name in before if name != "run"} == {n: s for n, s in before.items() if n != "run"}
     assert set(after) - set(before) <= {"run/.lock"}

@@ -45,5 +45,5 @@ def classifier_alignment(weights: Sequence[Tensor]) -> Alignment:
     lengths = torch.stack([weight.double().norm(dim=1) for weight in weights]).sort(0).values
     # In order of size, the i-th is subtracted from all later ones and all earlier ones are subtracted from it.
     signs = 2 * torch.arange(count, dtype=torch.float64, device=lengths.device) - (count - 1)
-    differences = 2 * (signs[:, None] * lengths).sum(0) / (count * (count - 1))
+    differences = (2 * (signs[:, None] * lengths).sum(0) / (count * (count - 1))).clamp(min=0)  # not below by rounding
     return Alignment(float(cosines.mean()), float(differences.mean()))

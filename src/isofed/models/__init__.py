@@ -53,13 +53,15 @@ def describe() -> dict[str, str]:
 
 
 def load(path: str | Path) -> Network:
-    """The network that a run ended with, from its ``model.safetensors`` or its folder."""
+    """The network that a run ended with, from its ``model.safetensors`` or its folder; or one that it has kept."""
     # Files and methods are no business of a network otherwise; but a method may have rebuilt it.
     from isofed.files import load_tensors
     from isofed.methods import parse
 
     file = Path(path) / "model.safetensors" if Path(path).is_dir() else Path(path)
     tensors, info = load_tensors(file)
+    if not {"classes", "model", "shape", "norm", "method"} <= set(info):
+        raise UserError(f"{file} does not say which network its weights are of; give a run's folder or a model it kept")
     classes = len(info["classes"])
     network = create(info["model"], classes=classes, shape=tuple(info["shape"]), norm=info["norm"])
     known = [part for part in info["method"] if _is_known(part)]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,29 +17,19 @@ import numpy as np
 from isofed import tables
 from isofed.data.describe import picture
 from isofed.diagnostics.bought import Bought, bought
+from isofed.diagnostics.spectra import FLOOR
 from isofed.errors import UserError
 from isofed.report.gather import Found, Reader, Run, Splits
+from isofed.report.style import COLOURS, MARKERS, blank, drawing, every, legend, look
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#8C6D31")  # Okabe and Ito's
-STYLES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
-AXES = {"round": "round", "megabytes": "MB sent and received", "seconds": "seconds of training", "gflop": "GFLOP"}
-_MARKS = 8  # on a line
-_PANELS = 6  # at most, side by side or below one another
-_RC: dict[Any, Any] = {
-    "svg.fonttype": "none",  # text stays text,
-    "svg.hashsalt": "isofed",  # and no random name goes in
-    "font.size": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#e3e3e3",
-    "grid.linewidth": 0.6,
-    "lines.linewidth": 1.6,
-    "lines.markersize": 4.5,
-    "legend.frameon": False,
+AXES = {
+    "round": "round",
+    "megabytes": "MB sent and received",
+    "seconds": "seconds of training",
+    "gflop": "GFLOP of local steps",
 }
+_FEW = 5  # samples of a bin, of which a share means nothing
+_PANELS = 6  # at most, side by side or below one another
 
 
 def write_all(runs: Sequence[Path], folder: Path) -> list[Path]:
@@ -58,26 +47,30 @@ def write_all(runs: Sequence[Path], folder: Path) -> list[Path]:
 def _pictures(found: Found) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Names of pictures, and how to draw each."""
     for value in ("accuracy", "loss"):
-        for axis in ("round", "megabytes", "seconds"):
-            if axis != "megabytes" or any(not run.pooled for run in found.runs):
+        for axis in ("round", "megabytes", "seconds", "gflop"):
+            empty = {"megabytes": all(run.pooled for run in found.runs), "gflop": all(not r.flops for r in found.runs)}
+            if not empty.get(axis):
                 yield f"{value}-by-{axis}", partial(curves, found, value, axis)
     yield "methods", partial(method_table, found)
-    if any("classifier_spectrum" in line for run in found.runs for line in run.diagnostics):
+    if any("classifier_spectrum" in line for run in found.runs for line in run.measured):
         yield "classifier-spectrum", partial(spectra, found, "classifier_spectrum")
-    if any("representation_spectrum" in line for run in found.runs for line in run.diagnostics):
+    if any("representation_spectrum" in line for run in found.runs for line in run.measured):
         yield "representation-spectrum", partial(spectra, found, "representation_spectrum")
-    if any("alignment" in line or "drift" in line for run in found.runs for line in run.diagnostics):
+    if any("alignment" in line or "drift" in line for run in found.runs for line in run.measured):
         yield "alignment-by-round", partial(alignment, found)
     diagnosed = {label: run for label, by_seed in found.rows.items() for run in list(by_seed.values())[:1]}
     for section, name, draw in (
         ("curvature", "curvature", curvature),
         ("calibration", "calibration", reliability),
         ("landscape", "landscape", landscape),
-        ("tsne", "tsne", tsne),
+        ("tsne", "tsne-by-class", tsne),
     ):
         content = {label: run.diagnosis[section] for label, run in diagnosed.items() if run.diagnosis.get(section)}
         if content:
             yield name, partial(draw, content)
+    several = {label: run.diagnosis["tsne"] for label, run in diagnosed.items() if _clients(run.diagnosis.get("tsne"))}
+    if several:
+        yield "tsne-by-client", partial(tsne, several, "client")
     for number, made in enumerate(Splits().of(found.runs), 1):
         if "counts" in made:
             yield f"split-{number}", partial(dict, made)
@@ -95,74 +88,36 @@ def _written(stem: Path, draw: Callable[[], Any]) -> list[Path]:
     return files
 
 
-@contextmanager
-def drawing() -> Iterator[None]:
-    """For the time of a block, matplotlib draws in this package's style."""
-    try:
-        import matplotlib
-    except ImportError:
-        raise UserError("pictures need matplotlib: pip install 'isofed[plot]'") from None
-    with matplotlib.rc_context(_RC):
-        yield
-
-
-def _figure(width: float, height: float) -> Any:
-    """A figure that belongs to no window."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
-
-
-def _look(place: int) -> dict[str, Any]:
-    """How the line of a method looks, by its place."""
-    return {
-        "color": COLOURS[place % len(COLOURS)],
-        "linestyle": STYLES[place % len(STYLES)],
-        "marker": MARKERS[place % len(MARKERS)],
-    }
-
-
-def _every(points: int) -> int:
-    return max(1, points // _MARKS)
-
-
-def _legend(figure: Any, axes: Any, count: int) -> None:
-    if count > 1:
-        handles, names = axes.get_legend_handles_labels()
-        figure.legend(handles, names, loc="outside lower center", ncols=min(count, 4), handlelength=3.2)
-
-
 def curves(found: Found, value: str = "accuracy", axis: str = "round") -> Any:
     """Accuracy or loss against rounds, megabytes or seconds: the mean over seeds, with a band of one deviation."""
-    figure = _figure(6.4, 4.2)
+    figure = blank(6.4, 4.2)
     axes = figure.subplots()
     for place, (label, by_seed) in enumerate(found.rows.items()):
         made = [paid for run in by_seed.values() if (paid := _bought(run)) is not None]
+        if axis == "gflop":
+            made = [paid for paid in made if paid.gflop]
         if not made or (axis == "megabytes" and not made[0].megabytes[-1]):
             continue
         rounds = sorted(set.intersection(*(set(paid.rounds) for paid in made)))
         x, _ = _over_seeds(made, rounds, "rounds" if axis == "round" else axis)
         mean, std = _over_seeds(made, rounds, value)
         scale = 100 if value == "accuracy" else 1
-        axes.plot(x, scale * mean, label=label, markevery=_every(len(x)), **_look(place))
+        axes.plot(x, scale * mean, label=label, markevery=every(len(x)), **look(place))
         if len(made) > 1:
             low, high = scale * (mean - std), scale * (mean + std)
-            axes.fill_between(x, low, high, color=_look(place)["color"], alpha=0.15, linewidth=0)
+            axes.fill_between(x, low, high, color=look(place)["color"], alpha=0.15, linewidth=0)
     if value == "loss":
         axes.set_yscale("log")
     axes.set(xlabel=AXES[axis], ylabel="accuracy %" if value == "accuracy" else "loss")
     if any(len(by_seed) > 1 for by_seed in found.rows.values()):
         axes.set_title("mean over seeds ± one standard deviation", fontsize=9, loc="left")
-    _legend(figure, axes, len(found.rows))
+    legend(figure, axes, len(found.rows))
     return figure
 
 
 def _bought(run: Run) -> Bought | None:
     judged = any(line.get("accuracy") is not None for line in run.history)
-    return bought(run.history) if judged else None
+    return bought(run.history, run.flops) if judged else None
 
 
 def _over_seeds(made: Sequence[Bought], rounds: Sequence[int], name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -176,34 +131,51 @@ def _over_seeds(made: Sequence[Bought], rounds: Sequence[int], name: str) -> tup
 
 
 def spectra(found: Found, name: str = "classifier_spectrum") -> Any:
-    """Singular values, the largest first, of each method's global model in the last round that was diagnosed."""
-    figure = _figure(6.4, 4.2)
+    """Singular values, the largest first, of each method in the last round that was diagnosed.
+
+    Of the global model; and of local ones before averaging, as a thin line, where they were looked at.
+    """
+    figure, locals_shown = blank(6.4, 4.2), False
     axes = figure.subplots()
     for place, (label, by_seed) in enumerate(found.rows.items()):
-        lines = [[line for line in run.diagnostics if line.get(name)] for run in by_seed.values()]
+        lines = [[line for line in run.measured if line.get(name)] for run in by_seed.values()]
         last = [np.asarray(of_run[-1][name], float) for of_run in lines if of_run]
         if not last:
             continue
-        logs = np.log(np.clip(np.stack([v[: min(100, min(map(len, last)))] for v in last]), 1e-12, None))
+        logs = _logs(last)
         x, mean = np.arange(1, logs.shape[1] + 1), logs.mean(0)
-        axes.plot(x, np.exp(mean), label=label, markevery=_every(len(x)), **_look(place))
+        axes.plot(x, np.exp(mean), label=label, markevery=every(len(x)), **look(place))
         if len(last) > 1:
             std = logs.std(0, ddof=1)
             band = np.exp(mean - std), np.exp(mean + std)
-            axes.fill_between(x, *band, color=_look(place)["color"], alpha=0.15, linewidth=0)
+            axes.fill_between(x, *band, color=look(place)["color"], alpha=0.15, linewidth=0)
+        own = [
+            np.asarray(o[name], float) for of_run in lines if of_run for o in of_run[-1].get("local", []) if name in o
+        ]
+        if own:
+            locals_shown = True
+            mean = _logs(own).mean(0)
+            axes.plot(np.arange(1, len(mean) + 1), np.exp(mean), **look(place) | {"marker": "", "linewidth": 0.8})
     axes.set_yscale("log")
     low, high = axes.get_ylim()
     axes.set_ylim(bottom=max(low, 1e-8 * high))  # dead features would flatten all others
     axes.set(xlabel="number", ylabel="singular value")
     what = "of the classifier" if name.startswith("classifier") else "of the covariance of the features"
-    axes.set_title(f"singular values {what}", fontsize=10, loc="left")
-    _legend(figure, axes, len(found.rows))
+    thin = "\nthin: local models before averaging" if locals_shown else ""
+    axes.set_title(f"singular values {what}{thin}", fontsize=10, loc="left")
+    legend(figure, axes, len(found.rows))
     return figure
+
+
+def _logs(spectra: Sequence[np.ndarray]) -> np.ndarray:
+    """Natural logarithms of the first hundred values of each, as far as all have them."""
+    count = min(100, *map(len, spectra))
+    return np.log(np.clip(np.stack([values[:count] for values in spectra]), FLOOR, None))
 
 
 def alignment(found: Found) -> Any:
     """By round: how the clients' classifiers agree in direction and in length, and how far updates are off the mean."""
-    figure = _figure(9.6, 3.8)
+    figure = blank(9.6, 3.8)
     panels = {
         "cosine between classifiers": lambda line: line.get("alignment", {}).get("cosine"),
         "difference of their lengths": lambda line: line.get("alignment", {}).get("norm_difference"),
@@ -214,15 +186,15 @@ def alignment(found: Found) -> Any:
         for place, (label, by_seed) in enumerate(found.rows.items()):
             by_round: dict[int, list[float]] = {}
             for run in by_seed.values():
-                for line in run.diagnostics:
+                for line in run.measured:
                     if (number := value(line)) is not None:
                         by_round.setdefault(line["round"], []).append(number)
             x = sorted(by_round)
             mean = [float(np.mean(by_round[r])) for r in x]
-            axes.plot(x, mean, label=label, markevery=_every(len(x)), **_look(place))
+            axes.plot(x, mean, label=label, markevery=every(len(x)), **look(place))
         axes.set(xlabel="round")
         axes.set_title(title, fontsize=10, loc="left")
-    _legend(figure, all_axes[0], len(found.rows))
+    legend(figure, all_axes[0], len(found.rows))
     return figure
 
 
@@ -239,7 +211,7 @@ def curvature(content: Mapping[str, Mapping[str, Any]]) -> Any:
         "H_D between clients": lambda c: c.get("clients", {}).get("H_D"),
     }
     shown = {t: get for t, get in panels.items() if any(get(c) is not None for c in content.values())}
-    figure = _figure(2.2 + 2.2 * len(shown), 1.4 + 0.32 * len(content))
+    figure = blank(2.2 + 2.2 * len(shown), 1.4 + 0.32 * len(content))
     grid = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
     for axes, (title, get) in zip(grid, shown.items(), strict=True):
         values = [get(c) for c in content.values()]
@@ -252,15 +224,19 @@ def curvature(content: Mapping[str, Mapping[str, Any]]) -> Any:
 
 
 def reliability(content: Mapping[str, Mapping[str, Any]]) -> Any:
-    """How often predictions are right against how sure they are; on the diagonal a model is as sure as it is right."""
-    figure = _figure(5.6, 5.4)
+    """How often predictions are right against how sure they are; on the diagonal a model is as sure as it is right.
+
+    Bins of fewer than five samples are left out.
+    """
+    figure = blank(5.6, 5.4)
     axes = figure.subplots()
     axes.plot([0, 1], [0, 1], color="#999999", linewidth=1, linestyle=":")
     for place, (label, found) in enumerate(content.items()):
-        pairs = zip(found["confidence"], found["accuracy"], strict=True)
-        points = [(c, a) for c, a in pairs if c is not None and a is not None]
+        counts = found.get("counts") or [_FEW] * len(found["confidence"])
+        bins = zip(found["confidence"], found["accuracy"], counts, strict=True)
+        points = [(c, a) for c, a, n in bins if c is not None and a is not None and n >= _FEW]
         name = f"{label} (error {100 * found['error']:.1f} %)"
-        axes.plot([c for c, _ in points], [a for _, a in points], label=name, **_look(place))
+        axes.plot([c for c, _ in points], [a for _, a in points], label=name, **look(place))
     axes.set(xlabel="confidence", ylabel="share that is right", xlim=(0, 1), ylim=(0, 1), aspect="equal")
     handles, names = axes.get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=1 if len(names) < 4 else 2)
@@ -294,20 +270,24 @@ def _levels(losses: Sequence[np.ndarray]) -> np.ndarray:
 def _panels(count: int, size: float) -> tuple[Any, list[Any]]:
     columns = min(count, 3)
     rows = -(-count // columns)
-    figure = _figure(size * columns + 0.8, size * rows + 0.3)
+    figure = blank(size * columns + 0.8, size * rows + 0.3)
     grid = figure.subplots(rows, columns, squeeze=False).ravel().tolist()
     for axes in grid[count:]:
         axes.set_axis_off()
     return figure, grid
 
 
-def tsne(content: Mapping[str, Mapping[str, Any]]) -> Any:
-    """Features of the test part in the plane, by class, or by client where several were looked at."""
+def _clients(found: Mapping[str, Any] | None) -> bool:
+    """Whether features of several clients' models are in it."""
+    return len(set((found or {}).get("client") or [])) > 1
+
+
+def tsne(content: Mapping[str, Mapping[str, Any]], by: str = "class") -> Any:
+    """Features of the test part in the plane, coloured by class, or by the client whose model gave them."""
     chosen = list(content.items())[:_PANELS]
     figure, grid = _panels(len(chosen), 3.4)
     for axes, (label, found) in zip(grid, chosen, strict=False):
         points = np.asarray(found["points"], float)
-        by = "client" if len(set(found.get("client") or [])) > 1 else "class"
         groups = np.asarray(found[by])
         for place, group in enumerate(np.unique(groups)):
             here = points[groups == group]
@@ -339,7 +319,7 @@ def method_table(found: Found) -> Any:
         if r.accuracy is not None
     ]
     widths = [max(len(text) for text in column) + 2 for column in zip(columns, *cells, strict=True)]
-    figure = _figure(0.088 * sum(widths), 0.45 + 0.26 * len(cells))
+    figure = blank(0.088 * sum(widths), 0.45 + 0.26 * len(cells))
     axes = figure.subplots()
     axes.set_axis_off()
     shares = [w / sum(widths) for w in widths]

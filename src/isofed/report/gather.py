@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +27,7 @@ DIAGNOSTICS, DIAGNOSIS = "diagnostics.jsonl", "diagnosis.json"
 HOW = {"executor", "workers", "slots", "actors", "device"}  # how a run is computed
 _SAME_ROW = HOW | {"seed", "target", "diagnose", "track", "keep", "keep_clients"}
 _MOST_CLIENTS = 300  # of a split that is drawn
+_MOST_SPLITS = 5  # on a page
 _DEPTH = 3  # folders below a given one in which runs are looked for
 
 
@@ -58,6 +59,19 @@ class Run:
         """The method as a person would type it; a file goes by its name."""
         text = self.result.method if self.result else method_text(self.config.get("method"))
         return _base_names(text)
+
+    @property
+    def measured(self) -> list[dict[str, Any]]:
+        """Spectra and alignment by round: as recorded during the run, else as found on the models that it kept."""
+        lines = {line["round"]: line for line in _afterwards(self.diagnosis)}
+        lines |= {line["round"]: lines.get(line["round"], {}) | line for line in self.diagnostics}
+        return [lines[number] for number in sorted(lines)]
+
+    @property
+    def flops(self) -> float | None:
+        """Of a training sample, forward and backward, if ``isofed diagnose`` has counted them."""
+        found = inside(self.diagnosis, "cost", "flops_per_sample")
+        return float(found) if isinstance(found, (int, float)) else None
 
     @property
     def pooled(self) -> bool:
@@ -189,6 +203,34 @@ def _by_row(runs: Sequence[Run], listed: Sequence[str], problems: list[str]) -> 
     return {label: dict(sorted(rows[label].items())) for label in order}
 
 
+def inside(content: Mapping[str, Any], outer: str, inner: str) -> Any:
+    """A value one level down, or none where the level is not there."""
+    value = content.get(outer)
+    return value.get(inner) if isinstance(value, dict) else None
+
+
+def _afterwards(diagnosis: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The sections of a diagnosis that go by rounds, in the form in which a run records them."""
+    lines: dict[int, dict[str, Any]] = {}
+
+    def at(found: Any) -> dict[str, Any]:
+        number = found.get("round") if isinstance(found, dict) else None
+        return lines.setdefault(number, {"round": number}) if isinstance(number, int) else {}
+
+    for model in _listed(inside(diagnosis, "spectra", "models")):
+        if model.get("client") is None:
+            at(model).update({k: v for k, v in model.items() if k not in ("round", "client")})
+        else:
+            at(model).setdefault("local", []).append(model)
+    for found in _listed(diagnosis.get("alignment")):
+        at(found)["alignment"] = found
+    return list(lines.values())
+
+
+def _listed(value: Any) -> list[dict[str, Any]]:
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+
+
 def _stamp(path: Path) -> tuple[int, int, int] | None:
     try:
         found = path.stat()
@@ -224,17 +266,21 @@ class Splits:
     def __init__(self) -> None:
         self._known: dict[str, dict[str, Any]] = {}
 
-    def of(self, runs: Iterable[Run], most: int = 5) -> list[dict[str, Any]]:
+    def of(self, runs: Sequence[Run]) -> list[dict[str, Any]]:
         """The splits of these runs, those not yet known being made; pooled runs have none."""
-        for run in runs:
-            key = self._key(run)
-            if not run.pooled and key not in self._known and len(self._known) < most:
-                self._known[key] = _split(run)
+        while missing := self.missing(runs):
+            self._known[self._key(missing[0])] = _split(missing[0])
         return self.known(runs)
 
-    def known(self, runs: Iterable[Run]) -> list[dict[str, Any]]:
+    def missing(self, runs: Sequence[Run]) -> list[Run]:
+        """Runs whose split is still to be made, as long as there are not too many to look at."""
+        if len(self.known(runs)) >= _MOST_SPLITS:
+            return []
+        return [run for run in runs if not run.pooled and self._key(run) not in self._known]
+
+    def known(self, runs: Sequence[Run]) -> list[dict[str, Any]]:
         """Those that have been made already."""
-        keys = dict.fromkeys(self._key(run) for run in runs)
+        keys = dict.fromkeys(self._key(run) for run in runs if not run.pooled)
         return [self._known[key] for key in keys if key in self._known]
 
     @staticmethod

@@ -8,7 +8,7 @@ import html
 import json
 import math
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.resources import files
 from typing import Any
@@ -17,14 +17,12 @@ from isofed import __version__, spec
 from isofed.config import Settings
 from isofed.report.answer import answer
 from isofed.report.gather import Found, Run, method_text
+from isofed.report.measured import by_round, drawn, thin
 from isofed.tables import comparison
 
 _POINTS = 400  # most rounds of a curve
-_SPECTRA = 40  # most rounds with a spectrum
-_VALUES = 128  # most singular values of one
-_DOTS = 1500  # most points of a scatter
-_SCRIPTS = ("tools", "chart", "parts", "diagnostics", "page")  # the files of the page's script, in order
-_DRAWN = ("cost", "curvature", "calibration", "landscape", "tsne")  # of a diagnosis
+# The files of the page's script, in order.
+_SCRIPTS = ("tools", "methods", "chart", "parts", "table", "cost", "split", "diagnostics", "afterwards", "page")
 
 
 def content(found: Found, splits: Sequence[Mapping[str, Any]] = (), live: bool = False) -> dict[str, Any]:
@@ -68,9 +66,9 @@ def _run(row: str, run: Run, live: bool) -> dict[str, Any]:
         "notes": result.notes if result else [],
         "updated": round(run.updated) if live else None,
         "asked": bool(result and result.exchanges),  # the final model is not that of the last round
-        "curves": _curves(history),
-        "diagnostics": _diagnostics(run.diagnostics),
-        "diagnosis": _diagnosis(run.diagnosis),
+        "curves": _curves(history, run.flops),
+        "diagnostics": by_round(run.measured),
+        "diagnosis": drawn(run.diagnosis),
     }
 
 
@@ -79,82 +77,19 @@ def _number(line: Mapping[str, Any], key: str) -> float:
     return float(value) if isinstance(value, (int, float)) else 0.0
 
 
-def _curves(history: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
-    """What changes from round to round, against rounds, megabytes and seconds; long runs are thinned out."""
-    points, megabytes, seconds = [], 0.0, 0.0
+def _curves(history: Sequence[dict[str, Any]], flops: float | None) -> dict[str, list[Any]]:
+    """What changes from round to round, against rounds, megabytes, seconds and GFLOP; long runs are thinned out."""
+    points, megabytes, seconds, gflop = [], 0.0, 0.0, 0.0
     for line in history:
+        gflop += (flops or 0.0) * _number(line, "samples") / 1e9
         megabytes += (_number(line, "bytes_up") + _number(line, "bytes_down")) / 1e6
         seconds += _number(line, "seconds")
         if line.get("accuracy") is not None:
-            points.append({**line, "megabytes": megabytes, "seconds": seconds})
+            points.append({**line, "megabytes": megabytes, "seconds": seconds, "gflop": gflop if flops else None})
     points = thin(points, _POINTS)
-    keys = ("round", "megabytes", "seconds", "accuracy", "loss", "train_loss", "local_loss")
+    keys = ("round", "megabytes", "seconds", "gflop", "accuracy", "loss", "train_loss", "local_loss")
     curves = {key: [point.get(key) for point in points] for key in keys}
     return {key: values for key, values in curves.items() if any(v is not None for v in values)}
-
-
-def _diagnostics(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The recorded diagnostics by name, as far as they are there: numbers by round, and spectra of some rounds."""
-    kept = thin(list(lines), _SPECTRA)
-    numbers: dict[str, Callable[[dict[str, Any]], Any]] = {
-        "classifier_effective_rank": lambda line: line.get("classifier_effective_rank"),
-        "significant": lambda line: line.get("significant"),
-        "cosine": lambda line: _inside(line, "alignment", "cosine"),
-        "norm_difference": lambda line: _inside(line, "alignment", "norm_difference"),
-        "distance": lambda line: _mean(_inside(line, "drift", "distance")),
-        "angle": lambda line: _mean(_inside(line, "drift", "angle")),
-    }
-    by_round = {name: [of(line) for line in lines] for name, of in numbers.items()}
-    found: dict[str, Any] = {name: v for name, v in by_round.items() if any(x is not None for x in v)}
-    for name in ("classifier_spectrum", "representation_spectrum"):
-        spectra = [_spectrum(line.get(name)) for line in kept]
-        if any(spectra):
-            found[name] = spectra
-    if found:
-        found["round"], found["spectrum_round"] = [x["round"] for x in lines], [x["round"] for x in kept]
-    return found
-
-
-def _inside(line: Mapping[str, Any], outer: str, inner: str) -> Any:
-    value = line.get(outer)
-    return value.get(inner) if isinstance(value, dict) else None
-
-
-def _numbers(values: Any) -> list[float]:
-    if not isinstance(values, list):
-        return []
-    return [float(v) for v in values if isinstance(v, (int, float)) and math.isfinite(v)]
-
-
-def _mean(values: Any) -> float | None:
-    numbers = [float(values)] if isinstance(values, (int, float)) else _numbers(values)
-    return math.fsum(numbers) / len(numbers) if numbers else None
-
-
-def _spectrum(values: Any) -> list[list[float]]:
-    """Pairs of a place and a value, the largest first; of a long one some places are left out."""
-    ordered = sorted(_numbers(values), reverse=True)
-    return [[place, value] for place, value in thin(list(enumerate(ordered, 1)), _VALUES)]
-
-
-def _diagnosis(found: Mapping[str, Any]) -> dict[str, Any]:
-    """What was measured after the run, as far as it is drawn; a scatter with no more points than a picture shows."""
-    kept = {name: found[name] for name in _DRAWN if isinstance(found.get(name), dict)}
-    if "cost" in kept:
-        kept["cost"] = {"points_per": kept["cost"].get("points_per")}
-    scatter = kept.get("tsne")
-    if isinstance(scatter, dict):
-        size = max((len(v) for v in scatter.values() if isinstance(v, list)), default=0)
-        whole = {k: v for k, v in scatter.items() if isinstance(v, list) and len(v) == size}
-        kept["tsne"] = {**scatter, **{k: thin(v, _DOTS) for k, v in whole.items()}}
-    return kept
-
-
-def thin(values: list[Any], most: int) -> list[Any]:
-    """At most so many of them, evenly chosen, with the first and the last."""
-    if len(values) <= most:
-        return values
-    return [values[round(n * (len(values) - 1) / (most - 1))] for n in range(most)]
 
 
 def _settings(found: Found) -> dict[str, Any]:

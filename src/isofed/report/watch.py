@@ -30,6 +30,7 @@ class Watch:
         self._last: tuple[_Shown, dict[str, Any]] | None = None
         self._server = self._listen(port)
         self._serving: threading.Thread | None = None
+        self._splitting: threading.Thread | None = None
         self.port = self._server.server_port
         self.address = f"http://{HOST}:{self.port}/"
 
@@ -53,21 +54,21 @@ class Watch:
         with self._reading:
             found = self._reader.read(self._paths)
             found.problems.extend(f"There is no run in {path} yet." for path in self._paths if not path.exists())
+            self._make_splits(found.runs)
             splits = self._splits.known(found.runs)
             now = _Shown(found.runs, found.target, found.problems, splits)
             if self._last is None or not self._last[0].same(now):
                 self._last = now, content(found, splits, live=True)
             return self._last[1]
 
-    def _make_splits(self) -> None:
-        """Data sets take a while to read, so the page does not wait for this."""
-        with self._reading:
-            found = self._reader.read(self._paths)
-        self._splits.of(found.runs)
+    def _make_splits(self, runs: Sequence[Run]) -> None:
+        """Begin with those that are missing. Data sets take a while to read, so the page does not wait for them."""
+        if self._splits.missing(runs) and not (self._splitting and self._splitting.is_alive()):
+            self._splitting = threading.Thread(target=self._splits.of, args=(runs,), daemon=True)
+            self._splitting.start()
 
     def serve(self) -> None:
         """Answer until :meth:`close` is called, from another thread, or Ctrl-C."""
-        threading.Thread(target=self._make_splits, daemon=True).start()
         self._server.serve_forever(poll_interval=0.2)
 
     def __enter__(self) -> Watch:

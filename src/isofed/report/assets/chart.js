@@ -1,156 +1,7 @@
-// The methods and a line chart of them.
-
-// --- methods
-
-const rows = () => page.rows.map((row) => row.method);
-const shown = () => rows().filter((row) => !state.off.has(row));
-const runsOf = (row) => page.runs.filter((run) => run.row === row);
-const place = (row) => rows().indexOf(row);
-const colour = (n) => `var(--s${n % 8})`;
-const dash = (n) => ["", "7 3", "2 3"][Math.floor(n / 8) % 3];
-
-function drawMethods() {
-  const box = $("methods"),
-    names = rows();
-  if (names.length < 2) return box.replaceChildren();
-  const turn = (change) => {
-    change();
-    refresh();
-  };
-  box.replaceChildren(
-    ...names.map((row, n) =>
-      el(
-        "button",
-        {
-          type: "button",
-          "aria-pressed": String(!state.off.has(row)),
-          "data-method": row,
-          title: "click: show or hide; double click: only this one",
-          onclick: () => turn(() => (state.off.has(row) ? state.off.delete(row) : state.off.add(row))),
-          ondblclick: () =>
-            turn(() => {
-              state.off = new Set(names.filter((other) => other !== row));
-            }),
-          onpointerenter: () => light(row),
-          onpointerleave: () => light(null),
-        },
-        svg(
-          "svg",
-          { width: 22, height: 10, "aria-hidden": "true" },
-          svg("line", {
-            x1: 1,
-            x2: 21,
-            y1: 5,
-            y2: 5,
-            "stroke-width": 3,
-            "stroke-dasharray": dash(n),
-            style: { stroke: colour(n) },
-          }),
-        ),
-        row,
-      ),
-    ),
-    el(
-      "button",
-      {
-        type: "button",
-        class: "all",
-        onclick: () =>
-          turn(() => {
-            state.off = state.off.size ? new Set() : new Set(names);
-          }),
-      },
-      state.off.size ? "show all" : "hide all",
-    ),
-  );
-}
-function light(row) {
-  document.querySelectorAll("g[data-row]").forEach((g) => {
-    g.style.opacity = row === null || g.dataset.row === row ? 1 : 0.15;
-  });
-}
-
-// Mean and deviation over seeds, round by round; the place on the other axes is a mean as well.
-function series(row, x, y, part = "curves") {
-  const at = new Map(),
-    lines = [];
-  for (const run of runsOf(row)) {
-    const values = run[part] || {},
-      line = [];
-    if (!values[y] || !values[x]) continue;
-    values.round.forEach((round, n) => {
-      if (values[y][n] === null || values[x][n] === null) return;
-      if (!at.has(round)) at.set(round, []);
-      at.get(round).push([values[x][n], values[y][n]]);
-      line.push({ x: values[x][n], y: values[y][n] });
-    });
-    lines.push(line);
-  }
-  const points = [...at]
-    .sort((a, b) => a[0] - b[0])
-    .map(([round, pairs]) => {
-      const ys = pairs.map((pair) => pair[1]),
-        m = mean(ys),
-        d = deviation(ys);
-      return { round, x: mean(pairs.map((pair) => pair[0])), y: m, low: m - d, high: m + d, n: ys.length };
-    });
-  const asked = runsOf(row).filter((run) => run.asked);
-  const final = y === "accuracy" && asked.length ? mean(asked.map((run) => run.accuracy)) : null;
-  return { name: row, index: place(row), points, lines, final };
-}
-
-// --- a line chart: hover or arrow keys to read, drag to zoom, double click or 0 to go back
-
-function chart(key, title, note, make) {
-  const plot = el("div", { class: "plot" });
-  const zoom = (factor) => () => {
-    widen(key, factor);
-    draw();
-  };
-  const tool = (text, label, act) =>
-    el("button", { type: "button", "aria-label": `${label}: ${title}`, title: label, onclick: act }, text);
-  const card = el(
-    "div",
-    { class: "card", "data-chart": key },
-    el(
-      "div",
-      { class: "top" },
-      el("h3", {}, title),
-      el(
-        "div",
-        { class: "tools" },
-        tool("+", "zoom in", zoom(0.6)),
-        tool("−", "zoom out", zoom(1 / 0.6)),
-        tool("↺", "whole range", () => {
-          delete state.zoom[key];
-          draw();
-        }),
-      ),
-    ),
-    note ? el("p", { class: "note" }, note) : null,
-    plot,
-  );
-  let inner = null;
-  const draw = () => {
-    inner = lineChart(plot, key, title, make(), draw, inner);
-  };
-  charts.set(key, draw);
-  return card;
-}
-const views = {}; // what each chart shows now: { x: [low, high], y: [low, high], full }
-function widen(key, factor) {
-  const view = views[key];
-  if (!view) return;
-  const [low, high] = view.x,
-    middle = (low + high) / 2,
-    half = ((high - low) / 2) * factor;
-  const x = [Math.max(view.full[0], middle - half), Math.min(view.full[1], middle + half)];
-  if (x[0] <= view.full[0] && x[1] >= view.full[1]) delete state.zoom[key];
-  else state.zoom[key] = { x };
-}
+// A line chart: read by pointing or with the arrow keys, zoomed by dragging.
 
 function lineChart(plot, key, title, data, redraw, before) {
-  const width = Math.max(260, plot.clientWidth || 480),
+  const width = printing ? 560 : Math.max(260, plot.clientWidth || 480),
     height = Math.round(Math.min(400, Math.max(230, width * 0.6)));
   const visible = data.series.filter((s) => s.points.length);
   const had = document.activeElement && plot.contains(document.activeElement);
@@ -161,7 +12,7 @@ function lineChart(plot, key, title, data, redraw, before) {
   const named = width > 520 && visible.length > 1 && visible.length <= 14;
   const longest = Math.max(...visible.map((s) => Math.min(18, s.name.length)));
   const box = { left: 46, right: named ? 18 + 6.6 * longest : 14, top: 10, bottom: 36 };
-  const all = visible.flatMap((s) => s.points),
+  const all = visible.flatMap((s) => [...s.points, ...(s.beside || [])]), // beside: a second, dashed line
     usable = (v) => Number.isFinite(v) && (!data.log || v > 0);
   let xs = [Math.min(...all.map((p) => p.x)), Math.max(...all.map((p) => p.x))];
   if (xs[0] === xs[1]) xs = [xs[0] - 0.5, xs[1] + 0.5];
@@ -281,6 +132,17 @@ function lineChart(plot, key, title, data, redraw, before) {
         style: { stroke: c },
       }),
     );
+    if (s.beside)
+      g.append(
+        svg("path", {
+          class: "beside-line",
+          d: path(s.beside),
+          fill: "none",
+          "stroke-width": 1.4,
+          "stroke-dasharray": "4 3",
+          style: { stroke: c },
+        }),
+      );
     if (s.points.length <= 25)
       for (const p of s.points)
         if (usable(p.y)) g.append(svg("circle", { cx: X(p.x), cy: Y(p.y), r: 2.3, style: { fill: c } }));
@@ -354,7 +216,7 @@ function lineChart(plot, key, title, data, redraw, before) {
       ? (p) => percent(p.y) + (p.n > 1 ? ` ± ${(100 * (p.high - p.y)).toFixed(1)}` : "")
       : (p) => short(p.y) + (p.n > 1 ? ` ± ${short(p.high - p.y)}` : "");
     tip.replaceChildren(
-      el("b", {}, `${data.x} ${short(v)}`),
+      el("b", {}, `${data.x} ${short(v)}${data.pair && visible.some((s) => s.beside) ? `: ${data.pair}` : ""}`),
       el(
         "table",
         {},
@@ -366,7 +228,7 @@ function lineChart(plot, key, title, data, redraw, before) {
               {},
               el("td", { style: { color: colour(s.index) } }, "■"),
               el("td", {}, s.name),
-              el("td", {}, digits(p)),
+              el("td", {}, digits(p) + (s.beside && s.beside.length ? ` / ${short(nearest(s.beside, v).y)}` : "")),
             ),
           ),
       ),

@@ -155,6 +155,7 @@ function refresh() {
       .querySelectorAll("[data-method]")
       .forEach((button) => button.dataset.method === focus && button.focus({ preventScroll: true }));
   drawTable();
+  drawCost();
   redrawCharts();
 }
 function drawAll() {
@@ -163,6 +164,7 @@ function drawAll() {
   drawMethods();
   drawCurves();
   drawTable();
+  drawCost();
   drawSplit();
   drawDiagnostics();
   drawRuns();
@@ -189,8 +191,14 @@ let was = null;
 window.addEventListener("beforeprint", () => {
   was = document.documentElement.dataset.theme;
   theme("light");
+  printing = true;
+  redrawCharts();
 });
-window.addEventListener("afterprint", () => theme(was || "light"));
+window.addEventListener("afterprint", () => {
+  theme(was || "light");
+  printing = false;
+  redrawCharts();
+});
 let width = window.innerWidth;
 window.addEventListener("resize", () => {
   if (window.innerWidth !== width) {

@@ -1,5 +1,5 @@
 // What the other files build on: the data of the page, what was chosen, elements and numbers. The files become one
-// script, in the order tools, chart, parts, diagnostics, page. Texts of the runs are only ever put in as text.
+// script, in the order that page.py lists. Texts of the runs are only ever put in as text.
 
 const $ = (id) => document.getElementById(id);
 let page = JSON.parse($("data").textContent);
@@ -12,8 +12,10 @@ const state = {
   sort: null,
   split: 0,
   round: null,
+  local: true,
   zoom: {},
 };
+let printing = false; // charts are then drawn wide enough for names beside their lines, which tell them apart in grey
 const charts = new Map(); // key of a chart: the function that draws it
 
 // --- making elements

@@ -1,0 +1,128 @@
+"""What ``isofed diagnose`` does: measure runs, show how far it is, write and print what was found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.markup import escape
+
+from isofed import __version__
+from isofed.config import is_setting
+from isofed.diagnose.options import Options
+from isofed.diagnose.sections import Diagnosis, Tell
+from isofed.display import Clock, simple_table
+from isofed.errors import UserError
+from isofed.files import plain
+from isofed.report.gather import run_folders
+
+
+def diagnose(console: Console, words: Sequence[str]) -> None:
+    """Measure runs, print a table, and write ``diagnosis.json`` into each run folder."""
+    given = [word for word in words if not is_setting(word)]
+    options = Options.of(dict(word.split("=", 1) for word in words if is_setting(word)))
+    paths = [folder for word in given for folder in (run_folders(Path(word)) or [Path(word)])]
+    if not paths:
+        raise UserError("diagnose needs at least one run folder, for example: isofed diagnose runs/mine")
+    runs = [Diagnosis(path, options) for path in dict.fromkeys(paths)]
+    found: dict[str, dict[str, Any]] = {}
+    with _Progress(console, runs).showing() as progress:
+        for run in runs:
+            found[str(run.folder.path)] = diagnosed(run, progress.section)
+    _print(console, found)
+    where = next(iter(found)) if len(found) == 1 else f"each of the {len(found)} run folders"
+    console.print(f"written: diagnosis.json in {where}", highlight=False, markup=False, soft_wrap=True)
+
+
+def diagnosed(run: Diagnosis, section: Callable[[Diagnosis, str], Tell] | None = None) -> dict[str, Any]:
+    """All that was asked for, written into the run folder beside what was found before."""
+    content = {"isofed": __version__, "method": run.settings.method.shown(), "seed": run.settings.seed}
+    content = run.folder.diagnosis() | content
+    for name in run.options.sections:
+        tell = section(run, name) if section else lambda done, of: None
+        content[name] = plain(run.measure(name, tell))
+        run.folder.write_diagnosis(content)  # each time: what is done stays when the next one is stopped
+    return content
+
+
+class _Progress:
+    """How far it is: on a terminal a line with the time left, elsewhere a line for each section."""
+
+    def __init__(self, console: Console, runs: Sequence[Diagnosis]) -> None:
+        self.console, self._clock = console, Clock()
+        self._live: Live | None = None
+        a_pass = runs[0].a_pass
+        self._todo = [(run, name, run.seconds(name, a_pass)) for run in runs for name in run.options.sections]
+        self._total, self._number, self._share = sum(seconds for _, _, seconds in self._todo), 0, 0.0
+
+    @contextmanager
+    def showing(self) -> Iterator[_Progress]:
+        if not self.console.is_terminal:
+            yield self
+            return
+        with Live(console=self.console, refresh_per_second=8, transient=True) as self._live:
+            yield self
+
+    def section(self, run: Diagnosis, name: str) -> Tell:
+        """The next section begins."""
+        self._number, self._share = self._number + 1, 0.0
+        self._current = f"[{self._number}/{len(self._todo)}] {run.folder.path}: {name}"
+        if self._live is None:
+            self.console.print(self._text(), highlight=False, markup=False)
+        self._tell(0, 1)
+        return self._tell
+
+    def _tell(self, done: int, of: int) -> None:
+        self._share = done / of
+        if self._live is not None:
+            self._live.update(escape(self._text()))
+
+    def _text(self) -> str:
+        *before, now = (seconds for _, _, seconds in self._todo[: self._number])
+        done = sum(before) + self._share * now
+        share = f" {100 * self._share:.0f} %" if self._share else ""
+        return f"{self._current}{share}, {self._clock.left(done, self._total)} left"
+
+
+def _print(console: Console, found: Mapping[str, Mapping[str, Any]]) -> None:
+    rows = {path: _numbers(content) for path, content in found.items()}
+    columns = [name for name in next(iter(rows.values())) if any(row[name] for row in rows.values())]
+    out = simple_table("run", *columns)
+    for path, row in rows.items():
+        label = f"{found[path]['method']}, seed {found[path]['seed']}"
+        out.add_row(escape(label), *(row[name] or "-" for name in columns))
+    console.print(out)
+
+
+def _numbers(content: Mapping[str, Any]) -> dict[str, str]:
+    """The most telling numbers of a diagnosis, as texts; empty where there is none."""
+    spectra = [m for m in (content.get("spectra") or {}).get("models", []) if m["client"] is None]
+    gaps = [m["gap"] for m in (content.get("spectra") or {}).get("models", []) if m.get("gap") is not None]
+    last = spectra[-1] if spectra else {}
+    aligned = (content.get("alignment") or [{}])[-1]
+    curved, calibrated = content.get("curvature") or {}, content.get("calibration") or {}
+    clients = curved.get("clients") or {}
+    per = (content.get("cost") or {}).get("points_per") or {}
+    width = len(last.get("representation_spectrum") or [])
+    return {
+        "classifier rank": _text(last.get("classifier_effective_rank"), ".1f"),
+        "significant": f"{last['significant']}/{width}" if last else "",
+        "gap R": _text(sum(gaps) / len(gaps) if gaps else None, "+.2f"),
+        "cosine": _text(aligned.get("cosine"), ".3f"),
+        "top eigenvalue": _text((curved.get("eigenvalues") or [None])[0], ".3g"),
+        "trace": _text(curved.get("trace"), ".3g"),
+        "H_N": _text(clients.get("H_N"), ".3g"),
+        "H_D": _text(clients.get("H_D"), ".3f"),
+        "calibration %": _text(calibrated.get("error"), ".1f", 100),
+        "points/MB": _text(per.get("megabyte"), ".3g"),
+        "points/s": _text(per.get("second"), ".3g"),
+        "points/GFLOP": _text(per.get("gflop"), ".3g"),
+    }
+
+
+def _text(value: float | None, form: str, scale: float = 1) -> str:
+    return "" if value is None else format(scale * value, form)

@@ -1,0 +1,216 @@
+"""Each section of a diagnosis, measured on a run and given as plain values."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from isofed import diagnostics
+from isofed.diagnose.material import Material, Model
+from isofed.diagnostics.bought import bought
+from isofed.diagnostics.cost import cost as cost_of
+from isofed.recorder import evenly, short
+
+Tell = Callable[[int, int], None]  # is told how much of a section is done, and of how much at most
+_LISTED = 300  # clients whose labels are written down
+_DOTS = 1000  # of a t-SNE
+_PRODUCT = 4  # passes that a product with the Hessian takes, about
+_SECONDS = {"cost": 2.0, "tsne": 4.0}  # that sections take besides passes, about
+
+
+class Diagnosis(Material):
+    """One run and what can be measured on it."""
+
+    def measure(self, section: str, tell: Tell = lambda done, of: None) -> Any:
+        """One section of the diagnosis; empty where the run has not kept what it needs."""
+        with self.threads():
+            return _MEASURES[section](self, tell)
+
+    def seconds(self, section: str, a_pass: float) -> float:
+        """About how long a section takes, if a pass over the sample takes so long."""
+        o, local = self.options, len(self._local)
+        passes = {
+            "spectra": 1 + sum(one.client is None for one in self._kept) + local,
+            "curvature": _PRODUCT * (100 + o.probes * (1 + (local if local > 1 else 0))),
+            "landscape": _PRODUCT * 100 + o.points**2,
+        }
+        return _SECONDS.get(section, 0.0) + a_pass * passes.get(section, 1)
+
+
+def spectra(run: Material, tell: Tell) -> dict[str, Any]:
+    """The classifier and the features of the global models by round, and of local models with their gap R."""
+    by_round = {model.round: model for model in run.kept(clients=False)} | {run.final.round: run.final}
+    found, of = [], len(by_round) + len(run.local)
+    values = {}
+    for model in by_round.values():
+        line = _spectra(run, model)
+        values[model.round] = line.pop("values")
+        found.append(line)
+        tell(len(found), of)
+    for model in run.local:
+        line = _spectra(run, model)
+        theirs = line.pop("values")
+        if model.round in values:
+            line["gap"] = diagnostics.spectrum_gap([theirs], values[model.round])
+        found.append(line)
+        tell(len(found), of)
+    return {"part": run.test.part, "samples": len(run.test.index), "models": found}
+
+
+def _spectra(run: Material, model: Model) -> dict[str, Any]:
+    features, _ = run.test.look(model.weights)
+    spectrum = diagnostics.representation_spectrum(features)
+    line: dict[str, Any] = {
+        "round": model.round,
+        "client": model.client,
+        "representation_spectrum": short(spectrum.values),
+        "representation_effective_rank": spectrum.effective_rank,
+        "significant": diagnostics.significant(spectrum.values),
+        "singular_spread": diagnostics.singular_spread(features),
+    }
+    if (head := run.test.head(model.weights)) is not None:
+        classifier = diagnostics.classifier_spectrum(head)
+        line["classifier_spectrum"] = short(classifier.values)
+        line["classifier_effective_rank"] = classifier.effective_rank
+    return line | {"values": spectrum.values}
+
+
+def alignment(run: Material, tell: Tell) -> list[dict[str, Any]]:
+    """How the clients' classifiers agree, of each round in which they were kept."""
+    heads: dict[int, list[Tensor]] = {}
+    for model in run.kept(clients=True):
+        if (head := run.test.head(model.weights)) is not None:
+            heads.setdefault(model.round, []).append(head.clone())
+    several = {number: rows for number, rows in heads.items() if len(rows) > 1}
+    return [
+        {"round": number, "clients": len(rows), **diagnostics.classifier_alignment(rows)._asdict()}
+        for number, rows in several.items()
+    ]
+
+
+def curvature(run: Material, tell: Tell) -> dict[str, Any]:
+    """The Hessian of the final model, and how alike it is between clients where their models were kept."""
+    network, data, probes = run.train.network, (run.train.inputs, run.train.labels), run.options.probes
+    run.train.bind(run.final.weights)
+    several = run.local if len(run.local) > 1 else []
+    of = 100 + probes * (1 + len(several))
+    top = diagnostics.hessian_top_eigenvalues(network, data, 2, progress=_part(tell, 0, 100, of))
+    trace = diagnostics.hessian_trace(network, data, probes=probes, progress=_part(tell, 100, probes, of))
+    found: dict[str, Any] = {
+        "round": run.final.round,
+        "part": "train",
+        "samples": len(run.train.index),
+        "eigenvalues": top.values,
+        "eigenvalue_errors": top.errors,
+        "trace": trace.value,
+        "trace_error": trace.error,
+        "probes": trace.probes,
+    }
+    diagonals = []
+    for place, model in enumerate(several, 1):
+        run.train.bind(model.weights)
+        progress = _part(tell, 100 + place * probes, probes, of)
+        diagonals.append(diagnostics.hessian_diagonal(network, data, probes=probes, progress=progress))
+    if diagonals:
+        whole = diagnostics.hessian_match([d.values for d in diagonals])
+        traces = diagnostics.hessian_match([d.traces for d in diagonals])
+        found["clients"] = {
+            "clients": [model.client for model in run.local],
+            "round": run.local[0].round,
+            "H_N": whole.norm,
+            "H_D": whole.direction,
+            "H_N_traces": traces.norm,
+            "H_D_traces": traces.direction,
+            "error": max(d.error for d in diagonals),
+        }
+    return found
+
+
+def calibration(run: Material, tell: Tell) -> dict[str, Any]:
+    """How sure the final model is against how right."""
+    _, logits = run.test.look(run.final.weights)
+    found = diagnostics.calibration(logits.softmax(1), run.test.labels)
+    return {"part": run.test.part, "samples": len(run.test.index), **found._asdict()}
+
+
+def landscape(run: Material, tell: Tell) -> dict[str, Any]:
+    """The training loss around the final model, along the Hessian's two top eigenvectors."""
+    run.train.bind(run.final.weights)
+    network, data = run.train.network, (run.train.inputs, run.train.labels)
+    of = 100 * _PRODUCT + run.options.points**2
+    top = diagnostics.hessian_top_eigenvalues(network, data, 2, progress=lambda n, _: tell(_PRODUCT * n, of))
+    made = diagnostics.loss_landscape(
+        network,
+        data,
+        list(top.vectors),
+        points=run.options.points,
+        progress=lambda n, _: tell(100 * _PRODUCT + n, of),
+    )
+    samples = {"part": "train", "samples": len(run.train.index), "directions": "top eigenvectors of the Hessian"}
+    return samples | {"steps": short(made.steps), "loss": [short(row) for row in made.loss]}
+
+
+def tsne(run: Material, tell: Tell) -> dict[str, Any]:
+    """Features in the plane: as each client's model sees them where those were kept, else as the final one does."""
+    models = run.local or [run.final]
+    each = evenly(range(len(run.test.index)), max(4, _DOTS // len(models)))
+    features = torch.cat([run.test.look(model.weights)[0][each] for model in models])
+    with _single():
+        points = diagnostics.tsne(features)
+    return {
+        "part": run.test.part,
+        "round": models[0].round,
+        "points": [short(point) for point in points],
+        "class": run.test.labels[each].tolist() * len(models),
+        "client": [model.client for model in models for _ in each] if run.local else [],
+    }
+
+
+def cost(run: Material, tell: Tell) -> dict[str, Any]:
+    """What a sample costs, and accuracy against all that was paid; of the local steps only, not of evaluations."""
+    s, names = run.settings, ("model", "norm", "batch_size", "data", "root", "seed", "momentum", "nesterov")
+    own = {name: getattr(s, name) for name in names}
+    per_sample = cost_of(s.method, dataset=run.world.dataset, operations=True, **own)
+    paid = bought(run.history, per_sample.flops, len(run.world.dataset.classes))
+    return {
+        "parameters": per_sample.parameters,
+        "held": per_sample.held,
+        "macs_per_sample": per_sample.macs,
+        "flops_per_sample": per_sample.flops,
+        "total": paid.total._asdict(),
+        **paid.to_dict(),
+    }
+
+
+def labels(run: Material, tell: Tell) -> dict[str, Any]:
+    """Who holds which classes."""
+    classes = run.world.dataset.classes
+    found = diagnostics.label_distribution(run.world.parts["train"].labels, run.world.clients, len(classes))
+    shown = {name: value[:_LISTED].tolist() for name, value in found._asdict().items() if name != "shares"}
+    return {"classes": list(classes), "clients": len(run.world.clients), **shown}
+
+
+_MEASURES: dict[str, Callable[[Material, Tell], Any]] = {
+    measure.__name__: measure for measure in (labels, cost, calibration, spectra, alignment, curvature, landscape, tsne)
+}
+
+
+def _part(tell: Tell, before: int, most: int, of: int) -> Tell:
+    """Of ``of`` products with the Hessian, those after ``before`` others, at most ``most``."""
+    return lambda done, _: tell(before + min(done, most), of)
+
+
+@contextmanager
+def _single() -> Iterator[None]:
+    """One thread for scikit-learn, whose threads wait for each other most of the time where cores are busy."""
+    try:
+        limits = importlib.import_module("threadpoolctl").threadpool_limits
+    except ImportError:  # scikit-learn, which brings it, is missing too, and says so
+        limits = nullcontext
+    with limits(1):
+        yield
