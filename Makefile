@@ -16,7 +16,7 @@ OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-ray lint format docs clean FORCE
+.PHONY: help setup demo test fuzz test-ray test-deploy test-papers lint format docs clean FORCE
 
 help:
 	@echo 'isofed: federated learning on data that differ from client to client'
@@ -24,6 +24,9 @@ help:
 	@echo '  make demo    compare twelve methods on skewed clients; results in runs/demo'
 	@echo '  make test    run the tests (TESTS="-n 2 -k name" to choose)'
 	@echo '  make test-ray  the tests of executor=ray, which need Ray (225 MB)'
+	@echo '  make test-deploy  federations of real processes, with keys, kills and strangers (a quarter of an hour)'
+	@echo '  make test-papers  every preset of the papers from end to end at a tiny scale (long on a CPU)'
+	@echo '  make fuzz    100,000 generated inputs for each parser; what fails is kept in tests/fuzz/found'
 	@echo '  make lint    check style, formatting and types'
 	@echo '  make format  put the code into its standard format'
 	@echo '  make docs    build the documentation into site/'
@@ -42,6 +45,15 @@ test: $(STAMP)
 test-ray: $(STAMP)
 	@$(PIP) --quiet --no-build-isolation --editable '.[ray]'
 	@OMP_NUM_THREADS=$(OMP_NUM_THREADS) $(BIN)/python -m pytest tests/engine/test_ray.py tests/test_recorder.py
+
+test-deploy: $(STAMP)
+	@ISOFED_DEPLOY=1 OMP_NUM_THREADS=$(OMP_NUM_THREADS) $(BIN)/python -m pytest tests/flower/test_deploy.py
+
+test-papers: $(STAMP)
+	@ISOFED_TEST_PAPERS=1 OMP_NUM_THREADS=$(OMP_NUM_THREADS) $(BIN)/python -m pytest $(TESTS) tests/papers/test_tiny.py
+
+fuzz: $(STAMP)
+	@OMP_NUM_THREADS=$(OMP_NUM_THREADS) $(BIN)/python -m tests.fuzz.run
 
 lint: $(STAMP)
 	@$(BIN)/ruff check .
@@ -76,6 +88,6 @@ $(STAMP): pyproject.toml constraints.txt
 	else echo 'setting up $(VENV) (once, about a minute)…'; $(PYTHON) -m venv --clear $(VENV) || { rm -rf $(VENV); exit 1; }; fi
 	@rm -f $(STAMP)
 	@{ $(PIP) torch setuptools && \
-	   $(PIP) --no-build-isolation --editable '.[dev,plot,docs]'; } >$(LOG) 2>&1 || { \
+	   $(PIP) --no-build-isolation --editable '.[dev,plot,docs,flower]'; } >$(LOG) 2>&1 || { \
 	  tail -n 30 $(LOG); echo 'set-up failed; the lines above are the end of $(LOG). The next make starts it afresh.'; exit 1; }
 	@printf '%s\n' '$(CURDIR)' >$(STAMP)

@@ -22,6 +22,7 @@ import torch
 
 from isofed.engine.choose import exact_arithmetic, executor_for
 from isofed.federation import Federation
+from isofed.questions import Questions
 from isofed.records import environment
 
 
@@ -47,10 +48,12 @@ def exchange_seconds(methods: list[str], arguments: argparse.Namespace) -> dict[
     for repeat in range(arguments.repeats + 1):
         for name, run in runs.items():
             ((question, method),) = run.settings.method.exchanges
+            questions = Questions(run.world, run.layout, run.device)
             with exact_arithmetic(run.settings), executor_for(run.world, run.device, None) as executor:
                 executor.score("test", torch.arange(500).numpy(), run.state.weights)  # the data are on the device
                 began = time.perf_counter()
-                run._exchange(question, method, run.state.weights, executor)
+                sent = run.settings.method.send(run.state.server)
+                questions.ask(question, method, run.state.weights, sent, run.state.clients.get, executor)
                 if run.device.type == "cuda":
                     torch.cuda.synchronize()
                 if repeat:  # the first one warms up

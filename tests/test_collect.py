@@ -45,10 +45,11 @@ def outcomes(run: Federation, jobs: list[Job], rng: np.random.Generator) -> list
     return made
 
 
-def result(collected: Collected) -> dict[str, Any]:
+def result(run: Federation, collected: Collected) -> dict[str, Any]:
     """Everything that the round reads."""
     sums = {k: v.sum() for k, v in collected.sums.items()} | {k: v.mean() for k, v in collected.means.items()}
-    found = {"update": collected.update(), "statistics": collected.statistics.mean()} | sums
+    update, statistics = collected.combined(run.state.weights[run.layout.shared])
+    found = {"update": update, "statistics": statistics} | sums
     found |= {f"state {c}": state["state"] for c, state in collected.states.items()}
     found |= {f"model {c}": model for c, model in collected.models.items()}
     events = sorted(collected.events, key=lambda e: e["client"])
@@ -64,7 +65,7 @@ def test_clients_may_be_collected_anywhere(method: str) -> None:
     whole = Collected(run.world, run.layout, jobs)
     for answer in answers:
         whole.add(answer)
-    wanted = result(whole)
+    wanted = result(run, whole)
     assert wanted["clients"] == 10 and {e["event"] for e in wanted["events"]} == {
         "failed",
         "took no step: it has a single sample",
@@ -78,7 +79,7 @@ def test_clients_may_be_collected_anywhere(method: str) -> None:
         for some in far:
             journey = tensors(arrays(some.content()), torch.device("cpu"))
             here.add(Partial(some.answered, journey))
-        assert result(here) == wanted
+        assert result(run, here) == wanted
 
 
 def test_news_without_content_only_moves_the_count() -> None:

@@ -30,7 +30,7 @@ Debug = Annotated[bool, typer.Option("--debug", help="show the traceback of an e
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="show nothing but the result")]
 
 
-def command(function: Callable[..., None]) -> Callable[..., None]:
+def command(function: Callable[..., None], group: typer.Typer = app) -> Callable[..., None]:
     """Turn errors into one sentence and an exit code: 2 for a mistake in what was asked, 1 for failed work."""
 
     @functools.wraps(function)
@@ -55,7 +55,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
             _complain(f"internal error, {type(error).__name__}: {error}. Run it again with --debug to see where.")
             raise typer.Exit(1) from None
 
-    return app.command()(guarded)
+    return group.command()(guarded)
 
 
 def _complain(text: str) -> None:
@@ -257,6 +257,39 @@ def watch(
 
 
 @command
+def paper(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(help="a paper, a table or figure of it; options as key=value", show_default=False),
+    ] = None,
+    show: Annotated[bool, typer.Option("--show", help="only show the table: paper and measured side by side")] = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Run the tables and figures of the papers again, and set them beside the published numbers.
+
+    Without a paper it lists them with what is done. Runs stop cleanly when budget= is spent, and the same command goes
+    on. only=A,B chooses cells that have these words in them, methods=A,B rows; seeds=3, variant=paper, scale=0.3 (a
+    shortened version, labelled so) or scale=tiny say what of them; data_root= where the data are, results= and runs=
+    where it is recorded; device=, precision= and executor= how. Any other setting, such as lr=0.1 or feduv.lam=2.5,
+    tries something out: such results are kept apart.
+
+    [bold]Examples[/]
+
+      isofed paper                                  (what there is, and what is done)
+
+      isofed paper feduv table1 only=cifar100 seeds=3 budget=25m data_root=datasets device=cuda
+
+      isofed paper feduv table1 --show
+
+      isofed paper pages                            (write docs/results anew)
+    """
+    from isofed.papers import command as papers
+
+    papers.paper(console, words or [], show, quiet)
+
+
+@command
 def bench(words: Words = None, debug: Debug = False) -> None:
     """Measure local steps a second on this machine: each executor against a bare PyTorch loop, in turns.
 
@@ -290,6 +323,9 @@ def settings(debug: Debug = False) -> None:
     from isofed import commands
 
     commands.settings(console)
+
+
+import isofed.flower.cli  # noqa: E402, F401  the commands below `isofed flower`, made with what is above
 
 
 def _version(show: bool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Sequence
+from collections.abc import Container, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from isofed.engine.exact import ExactSum
-from isofed.engine.replica import Job, Outcome
+from isofed.engine.replica import Job, Outcome, one_thread
 from isofed.engine.world import World
+from isofed.gathered import Gathered
 from isofed.layout import Layout, Policy, Tensors
 
 _COUNTS = ("clients", "_steps", "_samples", "_skipped", "_up")
@@ -31,15 +32,15 @@ class Collected:
 
     def __init__(self, world: World, layout: Layout, jobs: Sequence[Job]) -> None:
         self._world, self._layout, self._asked = world, layout, jobs
-        self._gathers = world.settings.method.gathers
+        self._method = world.settings.method
         self._expected = sum(self._world.weight(j.client) for j in jobs) or 1.0
         self._mean = ExactSum(self._expected)
-        self.statistics = ExactSum(self._expected)
+        self._statistics = ExactSum(self._expected)
         self.means: dict[str, ExactSum] = {}
         self.sums: dict[str, ExactSum] = {}
         self.states: dict[int, Tensors] = {}
         self.models: dict[int, Tensor] = {}
-        self._updates: dict[int, Tensor] = {}
+        self._updates = Gathered([job.client for job in jobs])  # where a method wants to see each of them
         self._losses: dict[int, tuple[float, float]] = {}  # of each client that took a step: weighted, and the weight
         self.events: list[dict[str, Any]] = []  # what went wrong at single clients
         self.answered = 0
@@ -64,12 +65,16 @@ class Collected:
 
     def _count(self, outcome: Outcome) -> None:
         weight = self._world.weight(outcome.client)
-        if self._gathers:
-            self._updates[outcome.client] = outcome.update
+        update = outcome.update
+        if self._method.receives:
+            with one_thread(update.device):
+                update = self._method.receive(update)
+        if self._method.gathers:
+            self._updates[outcome.client] = torch.cat([update, outcome.statistics])
         else:
-            self._mean.add(outcome.update, weight)
-        if outcome.statistics.numel():
-            self.statistics.add(outcome.statistics, weight)
+            self._mean.add(update, weight)
+            if outcome.statistics.numel():
+                self._statistics.add(outcome.statistics, weight)
         for key, value in outcome.mean.items():
             self.means.setdefault(key, ExactSum(self._expected)).add(value, weight)
         for key, value in outcome.sum.items():
@@ -93,7 +98,7 @@ class Collected:
         return {
             "sums": [{k: made.parts() for k, made in group.items() if made.weight} for group, _ in self._groups()],
             "counts": [getattr(self, name) for name in _COUNTS],
-            "by client": self._by_client(),
+            "by client": [dict(known) for known in self._by_client()],
             "events": self.events,
         }
 
@@ -110,20 +115,27 @@ class Collected:
 
     def _groups(self) -> list[tuple[dict[str, ExactSum], float]]:
         """All sums, with the weights that each expects."""
-        own = {"update": self._mean, "statistics": self.statistics}
+        own = {"update": self._mean, "statistics": self._statistics}
         return [(own, self._expected), (self.means, self._expected), (self.sums, len(self._asked))]
 
-    def _by_client(self) -> list[dict[int, Any]]:
+    def _by_client(self) -> list[MutableMapping[int, Any]]:
         return [self.states, self.models, self._updates, self._losses]
 
-    def update(self) -> Tensor:
-        """The combined update, by the weighted mean or by the method that owns the combination."""
-        if not self._gathers:
-            return self._mean.mean()
-        order = sorted(self._updates)
-        weights = torch.tensor([self._world.weight(c) for c in order], dtype=torch.float64)
-        updates = torch.stack([self._updates[c] for c in order])
-        return self._world.settings.method.combine(updates, weights.to(updates.device)).double()
+    def combined(self, received: Tensor) -> tuple[Tensor, Tensor]:
+        """The update of the trained weights and the new running statistics, from ``received``, all that was sent.
+
+        By the weighted mean, or by the method that owns the combination. Only once: it works in place.
+        """
+        part = self._layout.shared_trained
+        trained = part.stop - part.start
+        if not self._method.gathers:
+            return self._mean.mean(), self._statistics.mean() if self._statistics.weight else received[trained:]
+        updates = self._updates.rows()
+        updates[:, trained:] -= received[trained:].to(updates.device)
+        weights = torch.tensor([self._world.weight(c) for c in sorted(self._updates)], dtype=torch.float64)
+        with one_thread(updates.device):
+            made = self._method.combine(updates, weights.to(updates.device)).double().to(received.device)
+        return made[:trained], received[trained:] + made[trained:]
 
     def _size(self, tensors: Tensors) -> int:
         """Bytes on the wire; a vector over the shared weights travels without the gaps of the layout."""
@@ -131,14 +143,14 @@ class Collected:
 
     def line(self, sent: Tensors, known: Container[int]) -> dict[str, Any]:
         """The part of a round's record that is about training; ``known`` are the clients visited before."""
-        pooled = self._world.settings.method.pooled
+        pooled = self._method.pooled
         shared = self._layout.count(Policy.SHARED)
         once = self._layout.count(Policy.FIXED) + self._layout.count(Policy.RESET)
         new = sum(1 for job in self._asked if job.client not in known)
         down = 4 * (shared * len(self._asked) + once * new) + self._size(sent) * len(self._asked)
         return {
             "clients": self.clients,
-            "local_loss": self._mean_loss(),
+            "local_loss": None if "losses" in self._method.guards else self._mean_loss(),
             "steps": self._steps,
             "samples": self._samples,
             "skipped_batches": self._skipped,

@@ -76,6 +76,9 @@ def _print_result(console: Console, result: Result, folder: Path) -> None:
     for line in result.exchanges:
         console.print(_exchange_line(line, before), highlight=False)
         before = line["accuracy"]
+    if result.privacy:
+        spent = f"epsilon {result.privacy['epsilon']:.3g} at delta {result.privacy['delta']:g}"
+        console.print(f"privacy of a whole client: {spent}, as result.json explains", highlight=False)
     if result.rounds_to_target is not None:
         console.print(f"the target was reached in round {result.rounds_to_target}", highlight=False)
     if result.events:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from isofed import spec
@@ -22,6 +22,7 @@ from isofed.methods import names as method_names
 from isofed.methods import parse as parse_method
 from isofed.models.base import norm_layer
 from isofed.plugins import digests, is_file_reference, resolve
+from isofed.yaml_text import BadYAML, read_yaml_text
 
 _SETTING = re.compile(r"^[A-Za-z_][A-Za-z_0-9]*=")
 
@@ -100,14 +101,14 @@ class Settings(BaseModel):
     @field_validator("root")
     @classmethod
     def _root(cls, value: str | None) -> str | None:
-        return None if value is None else str(Path(value).expanduser().absolute())
+        return None if value is None else os.path.abspath(os.path.expanduser(value))
 
     @field_validator("partition")
     @classmethod
     def _partition(cls, value: str) -> str:
         kind = parse_partition(value)
         if isinstance(kind, FromFile):
-            return f"from_file:{Path(kind.path).expanduser().absolute()}"
+            return f"from_file:{os.path.abspath(os.path.expanduser(kind.path))}"
         return value
 
     @model_validator(mode="after")
@@ -175,17 +176,16 @@ def settings(values: Mapping[str, Any]) -> Settings:
 def read_yaml(path: str | Path) -> dict[str, Any]:
     """The settings in a YAML file, or in the ``config.yaml`` of a run folder."""
     file = Path(path)
-    if file.is_dir():
+    if os.path.isdir(file):
         file = file / "config.yaml"
     try:
-        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+        values = read_yaml_text(file.read_bytes())
     except OSError as error:
         raise UserError(f"the settings file {file} cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        where = getattr(error, "problem_mark", None)
-        raise UserError(
-            f"the settings file {file} is not valid YAML{f' (line {where.line + 1})' if where else ''}"
-        ) from None
+    except BadYAML as error:
+        raise UserError(f"the settings file {file} {error}") from None
+    except ValueError:
+        raise UserError(f"the settings file {str(file)!r} cannot be read: no file can have that name") from None
     if not isinstance(values, dict):
         raise UserError(f"the settings file {file} must hold 'key: value' lines")
     return values
@@ -203,7 +203,7 @@ def read_words(words: Iterable[str]) -> dict[str, Any]:
         if is_setting(word):
             key, _, text = word.partition("=")
             values[key] = None if text.lower() in ("none", "null") and _may_be_none(key) else text
-        elif word.endswith((".yaml", ".yml")) or Path(word).is_dir():
+        elif word.endswith((".yaml", ".yml")) or os.path.isdir(word):
             values |= read_yaml(word)
         else:
             hint = f"; did you mean method={word}?" if word.split(":")[0].split("+")[0] in method_names() else ""

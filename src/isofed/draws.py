@@ -25,6 +25,17 @@ def generator(seed: int, purpose: str, *place: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=key))
 
 
+def drawn(clients: int, participation: float) -> int:
+    """How many clients take part in a round."""
+    return max(1, int(clients * participation + 1e-9))
+
+
+def draw_clients(seed: int, round: int, clients: int, participation: float) -> np.ndarray:
+    """The clients of a round: so many of all, each as likely, in ascending order."""
+    rng = generator(seed, "clients", round)
+    return np.sort(rng.choice(clients, drawn(clients, participation), replace=False))
+
+
 @contextmanager
 def torch_seeded(seed: int, purpose: str, *place: int) -> Iterator[None]:
     """Run a block whose draws from torch's default generators are keyed like :func:`generator`.

@@ -10,11 +10,18 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+_LONGEST = 2000  # characters of a message: what was typed or read may be of any length
+
 
 class IsofedError(Exception):
     """Base of the errors that are shown as one sentence."""
 
     exit_code = 1
+
+    def __init__(self, message: str) -> None:
+        if len(message) > _LONGEST:  # what is wrong stands at its start, what would be right at its end
+            message = f"{message[: _LONGEST // 2]} … {message[-_LONGEST // 3 :]}"
+        super().__init__(message)
 
 
 class UserError(IsofedError, ValueError):
@@ -34,6 +41,6 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     "there is no method 'fedprx': did you mean 'fedprox'? Known: fedavg, fedprox"
     """
     names = sorted(known)
-    near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.6)
+    near = difflib.get_close_matches(name[:100].lower(), names, n=1, cutoff=0.6)
     hint = f": did you mean '{near[0]}'?" if near else "."
     return UserError(f"there is no {kind} '{name}'{hint} Known: {', '.join(names)}")

@@ -21,8 +21,8 @@ from isofed.methods import Method, find, names
 from isofed.methods import parse as parse_method
 
 PLACES = (
-    *("build", "share", "send", "plan", "begin", "end", "batch", "base", "loss", "around", "gradient"),
-    *("combine", "aggregate", "evaluated", "answer"),
+    *("build", "share", "send", "plan", "begin", "end", "upload", "batch", "base", "loss", "around", "gradient"),
+    *("receive", "combine", "aggregate", "evaluated", "answer"),
 )
 
 

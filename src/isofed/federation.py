@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from isofed import tracking
-from isofed.collect import Collected, sent_bytes
+from isofed.collect import Collected
 from isofed.config import Settings, keep_rule, lr_at
 from isofed.config import settings as make_settings
 from isofed.data import Dataset
-from isofed.draws import generator
+from isofed.draws import draw_clients, drawn
 from isofed.engine.choose import device_of, exact_arithmetic, executor_for
 from isofed.engine.exact import fits
 from isofed.engine.replica import Job
@@ -27,8 +25,12 @@ from isofed.engine.world import GIVEN, World
 from isofed.errors import RunError, UserError
 from isofed.evaluation import Judge
 from isofed.layout import Layout, Policy, Tensors
-from isofed.methods import Final, Method, Round
+from isofed.memory import PeakMemory
+from isofed.methods import Round
+from isofed.noise import normal_at
+from isofed.privacy import Account
 from isofed.progress import Watcher
+from isofed.questions import Questions
 from isofed.recorder import Recorder
 from isofed.records import RunFolder, environment
 from isofed.result import Result, rounds_to
@@ -104,7 +106,8 @@ class Federation:
     def _prepare(self, settings: Settings, dataset: Dataset | None, pool: Pool | Cluster | None) -> None:
         self.settings = settings
         self.device = device_of(settings.device)
-        self.world = World.create(settings, dataset)
+        self.world = self._make_world(settings, dataset)
+        self._account = Account.of(settings, len(self.world.clients))
         self._pool = pool
         network = self.world.network()
         self.layout = Layout.of(network, settings.method.share(network))
@@ -118,6 +121,12 @@ class Federation:
         self._recorder = Recorder(self.world, self.layout, self.device, every) if every else None
         self.notes: list[str] = []
         self._saved, self._save_cost, self._save_time = 0, 0.0, 0.0
+
+    def _make_world(self, settings: Settings, dataset: Dataset | None) -> World:
+        return World.create(settings, dataset)
+
+    def _make_executor(self, watch: Watcher) -> AbstractContextManager[Executor]:
+        return executor_for(self.world, self.device, self._pool, lambda text: self._note(text, watch))
 
     @property
     def round(self) -> int:
@@ -133,13 +142,13 @@ class Federation:
             self._take_up(watch)
             watch = open.enter_context(tracking.tracked(self, watch))
             watch.start(self)
-            making = executor_for(self.world, self.device, self._pool, lambda text: self._note(text, watch))
-            with exact_arithmetic(self.settings), making as executor:
+            memory = PeakMemory(self.device)
+            with exact_arithmetic(self.settings), self._make_executor(watch) as executor:
                 judge = Judge(self.world, executor)
                 try:
                     while self.round < self.settings.rounds and not self._reached():
                         self._one_round(executor, judge, watch)
-                    result = self._finish(executor, judge)
+                    result = self._finish(executor, judge, memory)
                 except BaseException:
                     with suppress(RunError):  # what stopped the run is the better message
                         self._checkpoint(force=True)
@@ -168,9 +177,11 @@ class Federation:
         saved = checkpoint.tensors
         if "clients/table" not in saved:
             raise RunError(f"the checkpoint in {self.folder.path} is of an older version of isofed; start a new run")
-        if saved["weights"].shape != self.state.weights.shape:
+        if not _alike(saved.get("weights"), self.state.weights):
             raise RunError(f"the checkpoint in {self.folder.path} belongs to another network; start a new run")
         server = {k: v.to(self.device) for k, v in under("server/", saved).items()}
+        if any(k not in server or server[k].shape != v.shape for k, v in self.state.server.items()):
+            raise RunError(f"the checkpoint in {self.folder.path} belongs to another method; start a new run")
         clients = Remembered.restored(under("clients/", saved), *place)
         self.state = State(checkpoint.round, saved["weights"].to(self.device), server, clients)
         self._saved, self.history = checkpoint.round, self.folder.metrics()
@@ -189,12 +200,14 @@ class Federation:
             remembered.take(collected.states)
             watch.client(collected.answered, len(jobs))
         events += sorted(collected.events, key=lambda event: event["client"])
-        if not collected.clients:
-            why = f": client {events[0]['client']} {events[0]['event']}" if events else ""
-            raise RunError(f"round {number} has no client left to average{why}.{self._kept()}")
-        after = self._aggregate(number, collected, remembered)
+        skipped = self._too_few(number, collected, events)
+        after = replace(before, round=number) if skipped else self._aggregate(number, collected, remembered)
         line: dict[str, Any] = {"round": number, "lr": lr_at(s, number), **collected.line(sent, before.clients)}
+        if skipped:
+            line |= {"clients": 0, "skipped": skipped}
         line["seconds"] = time.perf_counter() - began
+        if self._account:
+            line["epsilon"] = self._account.epsilon(number)
         if number % s.evaluate_every == 0 or number == s.rounds:
             began = time.perf_counter()
             line |= judge.judge(self._judged(after), after.clients.get)
@@ -208,11 +221,17 @@ class Federation:
         if diagnosis:
             watch.diagnosis(diagnosis)
 
+    def _too_few(self, number: int, collected: Collected, events: list[dict[str, Any]]) -> str | None:
+        """Why a round must be skipped, if it must. Here one good update is enough, and without any a run ends."""
+        if not collected.clients:
+            why = f": client {events[0]['client']} {events[0]['event']}" if events else ""
+            raise RunError(f"round {number} has no client left to average{why}.{self._kept()}")
+        return None
+
     def _sample(self, number: int) -> tuple[list[Job], list[dict[str, Any]]]:
         """The clients of a round; those without data are left out, and that is recorded."""
         s, count = self.settings, len(self.world.clients)
-        rng = generator(s.seed, "clients", number)
-        chosen = np.sort(rng.choice(count, max(1, int(count * s.participation + 1e-9)), replace=False))
+        chosen = draw_clients(s.seed, number, count, s.participation)
         events = [{"client": int(c), "event": "has no data"} for c in chosen if not len(self.world.clients[c])]
         clients = [int(c) for c in chosen if len(self.world.clients[c])]
         wanted = self._recorder.wanted(number, clients) if self._recorder else set()
@@ -240,10 +259,11 @@ class Federation:
 
     def _aggregate(self, number: int, collected: Collected, remembered: Remembered) -> State:
         """Combine the answers and let the methods' server step act; the present state stays as it is."""
-        part, before = self.layout.shared_trained, self.state
+        part, before, s = self.layout.shared_trained, self.state, self.settings
+        update, statistics = collected.combined(before.weights[self.layout.shared])
         round = Round(
             number,
-            collected.update(),
+            update,
             before.weights[part].double(),
             {k: v.mean() for k, v in collected.means.items()},
             {k: v.sum() for k, v in collected.sums.items()},
@@ -251,12 +271,14 @@ class Federation:
             collected.clients,
             len(self.world.clients),
             float(self.world.fractions()[sorted(remembered.taken)].sum()),
+            drawn(len(self.world.clients), s.participation),
+            normal_at(self.layout, self.device, s.seed, number),
+            s.method.bound,
         )
-        self.settings.method.aggregate(round)
+        s.method.aggregate(round)
         weights = before.weights.clone()
         weights[part] = (round.weights + round.update).float()
-        if collected.statistics.weight:
-            weights[part.stop : self.layout.shared.stop] = collected.statistics.mean().float()
+        weights[part.stop : self.layout.shared.stop] = statistics.float()
         if not fits(weights, *round.server.values()):
             raise RunError(
                 f"the server step of round {number} gave NaN or numbers out of range; "
@@ -288,11 +310,17 @@ class Federation:
             return
         self.folder.append(line)
         every = keep_rule(self.settings.keep, "keep")
-        info = {"round": state.round, "method": self.settings.method.to_yaml()}
+        info = self._about(state)
         if every and state.round % every == 0:
             self.folder.keep(state.round, self.layout.views(self._judged(state)), info)
         for client, model in models.items() if self._keeps_clients(state.round) else ():
             self.folder.keep(state.round, self.layout.views(model), info | {"client": client}, client=client)
+
+    def _about(self, state: State) -> dict[str, Any]:
+        """What the network of some weights can be built again from (``isofed.models.load``)."""
+        s, data = self.settings, self.world.dataset
+        how = {"method": s.method.to_yaml(), "model": s.model, "norm": s.norm}
+        return how | {"shape": data.shape, "classes": data.classes, "round": state.round}
 
     def _checkpoint(self, force: bool = False) -> None:
         """Save the state, unless saving would take more than its share of the time."""
@@ -311,29 +339,27 @@ class Federation:
         self.notes.append(text)
         watch.note(text)
 
-    def _finish(self, executor: Executor, judge: Judge) -> Result:
+    def _finish(self, executor: Executor, judge: Judge, memory: PeakMemory) -> Result:
         """Ask the last questions, look at the test part if that was put off, and sum up."""
         model, clients = self._judged(self.state), self.state.clients
         exchanges = []
+        questions = Questions(self.world, self.layout, self.device)
+        sent = self.settings.method.send(self.state.server)
         for name, method in self.settings.method.exchanges:
-            model, line = self._exchange(name, method, model, executor)
+            model, line = questions.ask(name, method, model, sent, clients.get, executor)
+            if not fits(model):
+                raise RunError(f"'{name}' after the last round gave NaN or numbers out of range.{self._kept()}")
             exchanges.append(line | judge.judge(model, clients.get))
         tested = {}
         if self.settings.validation and self.settings.final_test:
             tested = judge.judge(model, clients.get, part="test")
         result = Result.of(self.settings, self.history, exchanges, tested, self.notes)
+        result.peak_memory = memory.bytes()
         result.weights = {k: v.clone() for k, v in self.layout.views(model).items()}
+        result.privacy = self._account.statement(result.rounds) if self._account else None
         if self.folder:
             self._checkpoint(force=True)
-            info = {
-                "method": self.settings.method.to_yaml(),
-                "model": self.settings.model,
-                "norm": self.settings.norm,
-                "shape": self.world.dataset.shape,
-                "classes": self.world.dataset.classes,
-                "round": self.round,
-            }
-            self.folder.finish(result.weights | self._home_tensors(), info, result.to_dict())
+            self.folder.finish(result.weights | self._home_tensors(), self._about(self.state), result.to_dict())
             result.folder = self.folder.path
         return result
 
@@ -350,37 +376,9 @@ class Federation:
                 named |= {f"client/{client}/{k}": v for k, v in views.items()}
         return named
 
-    def _exchange(self, name: str, method: Method, model: Tensor, executor: Executor) -> tuple[Tensor, dict[str, Any]]:
-        """Ask all clients one more question and let its method use the summed answers."""
-        last, fractions = self.settings.rounds, self.world.fractions()
-        clients = [c for c, samples in enumerate(self.world.clients) if len(samples)]
-        # A schedule may have ended near zero; whoever trains once more starts from the learning rate as it was set.
-        jobs = [Job(last + 1, c, self.settings.lr, float(fractions[c])) for c in clients]
-        total: Tensors = {}
-        size = 0
-        sent = self.settings.method.send(self.state.server)
-        # In a fixed order, so that plain sums do.
-        for answer in executor.answer(name, jobs, model, sent, self.state.clients.get):
-            size += sent_bytes(answer)
-            for key, value in answer.items():
-                if key not in total:
-                    total[key] = value.clone()
-                else:
-                    total[key] = torch.cat([total[key], value]) if method.raw_answers else total[key] + value
-        model = model.clone()
-        final = self._final(name, model)
-        method.finish(name, total, final)
-        if not fits(model):
-            raise RunError(f"'{name}' after the last round gave NaN or numbers out of range.{self._kept()}")
-        down = 4 * self.layout.count(Policy.SHARED) * len(jobs)
-        return model, {"exchange": name, "bytes_up": size, "bytes_down": down, **final.report}
 
-    def _final(self, exchange: str, model: Tensor) -> Final:
-        """The global model in the server's hands."""
-        network = self.world.network().to(self.device).eval()
-        self.layout.bind(network, model)
-        rng = generator(self.settings.seed, f"finish/{exchange}")
-        return Final(self.layout.views(model), network, len(self.world.dataset.classes), rng)
+def _alike(one: Tensor | None, other: Tensor) -> bool:
+    return one is not None and one.shape == other.shape and one.dtype == other.dtype
 
 
 def under(prefix: str, tensors: Tensors) -> Tensors:
@@ -390,7 +388,10 @@ def under(prefix: str, tensors: Tensors) -> Tensors:
 
 def check_files(folder: RunFolder, settings: Settings) -> None:
     """A run of which a file has changed since is another run."""
-    for file, digest in folder.environment.get("files", {}).items():
+    made_of = folder.environment.get("files", {})
+    if not isinstance(made_of, dict):
+        raise RunError(f"{folder.path / 'environment.json'} is damaged")
+    for file, digest in made_of.items():
         if settings.files().get(file) != digest:
             raise UserError(
                 f"{file} has changed since the run in {folder.path} was started; put it back, or choose another out="

@@ -21,7 +21,10 @@ def is_file_reference(text: str) -> bool:
 def resolve(text: str) -> str:
     """The same reference with an absolute path, so that it still holds in another process or another folder."""
     file, name = text.split(".py:", 1)
-    return f"{Path(file + '.py').expanduser().resolve()}:{name}"
+    try:
+        return f"{os.path.realpath(os.path.expanduser(file + '.py'))}:{name}"
+    except ValueError:
+        raise UserError(f"{text!r} needs a file, and no file can have that name") from None
 
 
 def shorten(text: str) -> str:
@@ -43,7 +46,7 @@ def load_from_file(text: str, kind: str) -> Any:
     """The object that ``file.py:name`` refers to. Each version of the file is run once per process."""
     file, name = resolve(text).rsplit(":", 1)
     path = Path(file)
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise UserError(f"the {kind} '{text}' needs the file {path}, which does not exist")
     # By content too: a file that was edited in the course of a session is read again, as a new process would.
     content = path.read_bytes()

@@ -47,6 +47,7 @@ from isofed.files import (
     write_atomic,
     write_error,
 )
+from isofed.yaml_text import BadYAML, read_yaml_text
 
 __all__ = [
     "Checkpoint",
@@ -165,7 +166,7 @@ class Lines:
         whole: list[tuple[bytes, dict[str, Any]]] = []
         for number, raw in enumerate(raws, 1):
             line = None
-            with suppress(ValueError):
+            with suppress(ValueError, RecursionError):
                 line = json.loads(raw) if raw.endswith(b"\n") else None
             if isinstance(line, dict):
                 whole.append((raw, line))
@@ -232,9 +233,11 @@ class RunFolder:
         """The run's resolved configuration."""
         path = self.path / CONFIG
         try:
-            config = yaml.safe_load(path.read_bytes())
-        except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
-            raise UserError(f"cannot read {path}: {' '.join(str(error).split())}") from error
+            config = read_yaml_text(path.read_bytes())
+        except OSError as error:
+            raise UserError(f"cannot read {path}: {error.strerror}") from error
+        except BadYAML as error:
+            raise UserError(f"{path} {error}") from error
         if not isinstance(config, dict):
             raise UserError(f"{path} does not hold a configuration")
         return config
@@ -377,7 +380,7 @@ class RunFolder:
             content = json.loads(path.read_bytes())
         except OSError as error:
             raise RunError(f"cannot read {path}: {error.strerror}") from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DamagedFile(f"{path} is damaged") from error
         if not isinstance(content, dict):
             raise DamagedFile(f"{path} is damaged")

@@ -176,13 +176,16 @@ def _float(value: Any) -> float:
 
 
 def _whole(value: Any, what: str) -> int:
+    found: int | None = None
     if not isinstance(value, bool):
         try:
-            return int(str(value))  # not by way of a float, which cannot hold every whole number
+            found = int(str(value))  # not by way of a float, which cannot hold every whole number
         except ValueError:
             if _float(value).is_integer():
-                return int(_float(value))
-    raise UserError(f"{what} must be a whole number, not '{show(value)}'")
+                found = int(_float(value))
+    if found is None or abs(found) >= 2**63:  # what no array or tensor could hold
+        raise UserError(f"{what} must be a whole number, not '{show(value)}'")
+    return found
 
 
 def number(default: Any, **limits: float) -> Any:

@@ -64,6 +64,8 @@ class Remembered(Mapping[int, Tensors]):
     @classmethod
     def restored(cls, index: Tensors, clients: int, path: Path, device: torch.device | str = "cpu") -> Remembered:
         """As it was when ``index`` came from :meth:`saving`."""
+        if not _fits(index, clients):
+            raise RunError(f"the checkpoint in {path.parent} does not belong to this run; start a new run")
         store = _Store(path, torch.device(device))
         visited, table, before = (index[name].numpy() for name in ("visited", "table", "before"))
         slots = np.full(clients, _NOBODY, np.int64)
@@ -117,6 +119,23 @@ class Remembered(Mapping[int, Tensors]):
         index = {"visited": np.stack([visited, self._slots[visited]]), "table": table, "before": before}
         yield {name: torch.from_numpy(values) for name, values in index.items()}
         store.kept, store.unsure = [*store.kept[-1:], *store.unsure], []
+
+
+def _fits(index: Tensors, clients: int) -> bool:
+    """Whether the tensors of a checkpoint are those of :meth:`Remembered.saving`, for so many clients."""
+    found = [index.get(name) for name in ("visited", "table", "before")]
+    if any(t is None or t.dtype != torch.int64 or t.dim() != d for t, d in zip(found, (2, 2, 1), strict=True)):
+        return False
+    visited, table, before = (t.numpy() for t in found if t is not None)
+    if len(visited) != 2 or table.shape[1] != 4:
+        return False
+    who, slots = visited[0], visited[1]
+    used = np.concatenate([slots[slots != _NOTHING], before])
+    known = (who >= 0).all() and (who < clients).all() and (used >= 0).all() and (used < len(table)).all()
+    far = 2**60  # more than any file holds, and their sums are still numbers
+    places = table[:, :_SUM]
+    rows = (places >= 0).all() and (places < far).all() and (table[:, _LENGTH] <= table[:, _ROOM]).all()
+    return bool(known and rows)
 
 
 class _Store:
@@ -211,21 +230,26 @@ class _Store:
                 return self._hot[slot]
             offset, _, length, checksum = self._table[slot].tolist()
         assert self._file is not None
-        record, got = torch.empty(length, dtype=torch.uint8), 0
-        data = raw(record)
+        why = "is damaged there"
         try:
+            # Nothing is allocated for what the file does not hold.
+            held = max(0, min(length, os.fstat(self._file).st_size - offset))
+            record, got = torch.empty(held, dtype=torch.uint8), 0
+            data = raw(record)
             while count := os.preadv(self._file, [data[got:]], offset + got):
                 got += count
-            why = "is damaged there"
+            state = _unpack(record) if got == length and zlib.crc32(data) == checksum else None
         except OSError as error:
-            why = f"cannot be read ({error.strerror})"
-        if got < length or zlib.crc32(data) != checksum:
+            state, why = None, f"cannot be read ({error.strerror})"
+        except (LookupError, TypeError, ValueError, RuntimeError):  # whole, and nothing that was ever written
+            state = None
+        if state is None:
             self.broken = RunError(
                 f"what client {client} remembers is lost, because {self._name} {why}: "
                 "put back a copy of the run folder, or start the run again with another out="
             )
             raise self.broken
-        return {name: value.to(self.device) for name, value in _unpack(record).items()}
+        return {name: value.to(self.device) for name, value in state.items()}
 
     def flush(self, slots: Slots) -> Slots:
         """Put what is only in memory on file, for good, and give the table."""

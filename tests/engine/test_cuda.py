@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from isofed import Federation
-from isofed.methods import names
+from isofed.methods import names, parse
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")]
 SMALL: dict[str, Any] = {
@@ -30,6 +30,8 @@ SMALL: dict[str, Any] = {
 def test_a_federation_on_the_gpu(method: str, tmp_path: Any) -> None:
     model = "resnet20" if "stochdepth" in method else "cnn"
     settings = SMALL | {"method": method, "model": model}
+    if "statistics" in parse(method).guards:
+        settings["norm"] = "group:2"
     one, two = (Federation(**settings, device="cuda", out=tmp_path / n).fit() for n in ("one", "two"))
     host = Federation(**settings, device="cpu").fit()
     assert all(torch.equal(one.weights[k], two.weights[k]) for k in one.weights)

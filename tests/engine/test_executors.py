@@ -15,7 +15,7 @@ from isofed.engine.choose import executor_for
 from isofed.engine.workers import Pool
 from isofed.federation import Federation
 from isofed.files import load_tensors
-from isofed.methods import names
+from isofed.methods import names, parse
 from tests.engine.own_methods import HERE
 from tests.engine.plain import small
 
@@ -51,12 +51,13 @@ def same_everywhere(one_worker: Pool, two_workers: Pool, **settings: Any) -> Fed
     return serial
 
 
-@pytest.mark.parametrize("method", [*names(), "scaffold:option=1"])
+@pytest.mark.parametrize("method", [*names(), "scaffold:option=1", "gaussian:at=client", "clip_update:0.1,at=client"])
 def test_every_method_gives_the_same_bytes(method: str, one_worker: Pool, two_workers: Pool) -> None:
     run = same_everywhere(
         *(one_worker, two_workers),
         method=method,
         model="resnet20" if method == "stochdepth" else "cnn",
+        norm="group:2" if "statistics" in parse(method).guards else None,
         participation=0.75,
         rounds=2,
         momentum=0.9,

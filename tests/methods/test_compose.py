@@ -49,7 +49,9 @@ def compositions(draw: Any) -> list[Method]:
         hints = get_type_hints(cls)
         fields = [f for f in dataclasses.fields(cls) if draw(st.booleans())]
         method = cls(**{f.name: draw(values_of(hints[f.name], f.metadata)) for f in fields})
-        if not any(method.owns & other.owns or set(method.exchanges) & set(other.exchanges) for other in made):
+        guarded = any(m.guards for m in [*made, method]) and any(m.extras or m.exchanges for m in [*made, method])
+        clash = any(method.owns & other.owns or set(method.exchanges) & set(other.exchanges) for other in made)
+        if not guarded and not clash:
             made.append(method)
     return made
 

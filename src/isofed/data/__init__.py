@@ -34,17 +34,17 @@ def load(data: str | os.PathLike[str], root: str | None = None, progress: Progre
 def absolute(data: str) -> str:
     """The same choice with an absolute path, where it is one, so that it still holds in another folder."""
     path, options = _cut(data.strip())
-    if data.partition(":")[0] in SOURCES or not path.exists():
+    if data.partition(":")[0] in SOURCES or not os.path.exists(path):
         return data
     return f"{path.absolute()}:{options}" if options else str(path.absolute())
 
 
 def _cut(text: str) -> tuple[Path, str]:
     """A path and the options behind it; a path may hold any sign, so it is looked for before options are cut off."""
-    path, (head, colon, tail) = Path(text).expanduser(), text.rpartition(":")
-    if not path.exists() and colon and Path(head).expanduser().exists():
-        return Path(head).expanduser(), tail
-    return path, ""
+    path, (head, colon, tail) = os.path.expanduser(text), text.rpartition(":")
+    if not os.path.exists(path) and colon and os.path.exists(os.path.expanduser(head)):
+        return Path(os.path.expanduser(head)), tail
+    return Path(path), ""
 
 
 def sources() -> dict[str, str]:
@@ -55,7 +55,7 @@ def sources() -> dict[str, str]:
 def _from_path(text: str, root: str | None) -> tuple[spec.Choice, str]:
     """The source that fits a path."""
     path, options = _cut(text)
-    if not path.exists():
+    if not os.path.exists(path):
         if os.sep in text or "/" in text or text.startswith((".", "~")) or path.suffix.lower() == ".npz":
             raise UserError(f"there is no file or folder '{text}': data must be a path that exists or a known name")
         source(spec.parse_one(text, "data set").name)  # says which names there are

@@ -24,6 +24,7 @@ from isofed.errors import UserError
 from isofed.layout import Policy, Tensors
 from isofed.methods import Visit
 from isofed.models import has_batch_norm
+from isofed.noise import normal_at
 
 CHUNK = 512  # samples that are judged together; fixed, so that results do not depend on who evaluates what
 
@@ -209,6 +210,8 @@ class Replica:
             copies=local.copies,
             batches=lambda size: self._plain_batches("train", samples, size),
             tests=lambda size: self._own_tests(job.client, size),
+            normal=normal_at(self.run.layout, self.device, s.seed, *place),
+            bound=local.method.bound,
             pull=local.method.pull,
         )
         plan = {"order": made.order}

@@ -87,7 +87,7 @@ class World:
     @cached_property
     def _fractions(self) -> np.ndarray:
         sizes = np.array([len(c) for c in self.clients], dtype=np.float64)
-        weights = sizes if self.settings.weighting == "samples" else (sizes > 0).astype(np.float64)
+        weights = sizes if self._by_samples else (sizes > 0).astype(np.float64)
         return np.asarray(weights / weights.sum())
 
     def tests_of(self, client: int, part: str) -> np.ndarray:
@@ -106,4 +106,8 @@ class World:
 
     def weight(self, client: int) -> float:
         """How much a client counts in a round's mean."""
-        return float(len(self.clients[client])) if self.settings.weighting == "samples" else 1.0
+        return float(len(self.clients[client])) if self._by_samples else 1.0
+
+    @property
+    def _by_samples(self) -> bool:
+        return self.settings.weighting == "samples" and not self.settings.method.uniform

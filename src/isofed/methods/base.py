@@ -12,7 +12,8 @@ The rules of a step. ``batch``, ``base``, ``loss``, ``around`` and ``gradient`` 
 shapes are fixed, nothing is read back to the host (no ``.item()``, no ``if tensor:``), and nothing is drawn at
 random: every draw is made beforehand in ``plan`` and read with ``step.draw(name)``. A draw that decides a shape, such
 as a width, is listed in ``host`` and read with ``step.known(name)``; what depends on it runs as a ``step.piece``.
-``begin``, ``end``, ``aggregate`` and the exchange hooks run outside the graph and are ordinary PyTorch.
+``begin``, ``end``, ``upload``, ``receive``, ``aggregate`` and the exchange hooks run outside the graph and are
+ordinary PyTorch.
 """
 
 from __future__ import annotations
@@ -34,6 +35,11 @@ if TYPE_CHECKING:
     from isofed.config import Settings
 
 Draws = dict[str, np.ndarray]
+Normal = Callable[[str, bool], Tensor]  # see :func:`isofed.noise.normal_at`
+
+
+def _nothing_to_draw(purpose: str, system: bool) -> Tensor:
+    raise RuntimeError(f"there is no generator for '{purpose}' here")
 
 
 @dataclass(frozen=True)
@@ -87,6 +93,8 @@ class Visit:
     copies: dict[str, Tensor]  # the frozen copies a method asked for, each laid out like ``model``
     batches: Callable[[int], Iterator[tuple[Tensor, Tensor]]]  # inputs and labels without augmentation
     tests: Callable[[int], Iterator[tuple[Tensor, Tensor]]]  # of the test part, its domain's if it has one
+    normal: Normal = _nothing_to_draw  # standard normal numbers for what leaves, one for each shared trained weight
+    bound: float | None = None  # the longest that an update may be, where a method says so
     skipped: int = 0  # batches of a single sample, left out for batch norm's sake
     full_gradient: Tensor | None = None  # of the local objective at the received weights, where a method asks for it
     pull: float = 0.0  # sum of the proximal strengths in the composition
@@ -123,7 +131,7 @@ class Step:
     sent: Tensors
     copies: dict[str, Network]  # the frozen copies a method asked for, in eval mode
     plan: Tensors
-    add_gradient: Callable[[Tensor], None]  # of a loss with respect to the trained weights, to ``grad``
+    add_gradient: Callable[..., None]  # of a loss, with respect to the trained weights or to cuts of them, to ``grad``
     autocast: Callable[[], AbstractContextManager[object]]  # the run's precision, for passes that a method makes itself
     # A part of the step whose shapes depend on what is known: the same name stands for the same shapes.
     piece: Callable[[str, Callable[[], None]], None]
@@ -190,6 +198,9 @@ class Round:
     clients: int  # that answered
     population: int
     fraction: float  # share of the clients that answered in the whole population, by the run's weighting
+    asked: int = 0  # clients drawn for the round, whether or not they had data or answered
+    normal: Normal = _nothing_to_draw  # standard normal numbers, one for each shared trained weight
+    bound: float | None = None  # the longest that an update may be, where a method says so
 
 
 @dataclass
@@ -213,6 +224,9 @@ class Method:
     host: ClassVar[tuple[str, ...]] = ()  # draws that decide shapes, read with ``step.known``
     pooled: ClassVar[bool] = False  # all data at one client: not federated at all
     raw_answers: ClassVar[bool] = False  # answers are joined, not summed, and tell of single samples: only simulated
+    uniform: ClassVar[bool] = False  # every client counts the same, whatever the run's weighting
+    extras: ClassVar[tuple[str, ...]] = ()  # names of what clients send in ``mean`` and ``sum``
+    guards: ClassVar[frozenset[str]] = frozenset()  # what must not go around it, see :mod:`isofed.methods.guard`
     paper: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
@@ -220,7 +234,7 @@ class Method:
 
     @property
     def owns(self) -> frozenset[str]:
-        """What this method alone decides, of "head", "base", "combine", "server" and "final"."""
+        """What this method alone decides, of "head", "base", "noise", "combine", "server" and "final"."""
         return frozenset()
 
     @property
@@ -232,6 +246,11 @@ class Method:
     def pull(self) -> float:
         """Strength of a proximal pull towards the received weights, where there is one."""
         return 0.0
+
+    @property
+    def bound(self) -> float | None:
+        """The norm beyond which no client's update goes, where this method sees to that."""
+        return None
 
     @property
     def full_gradient(self) -> bool:
@@ -270,6 +289,9 @@ class Method:
     def end(self, visit: Visit) -> None:
         """After a client's last step: may change the visit's ``state``, ``update``, ``mean`` and ``sum``."""
 
+    def upload(self, visit: Visit) -> None:
+        """After every ``end``: change the finished ``visit.update`` before it leaves the client."""
+
     def batch(self, step: Step) -> None:
         """Change ``step.inputs`` and ``step.soft``."""
 
@@ -288,8 +310,15 @@ class Method:
     def gradient(self, step: Step) -> None:
         """Correct ``step.grad`` after the passes, before clipping and the optimiser."""
 
+    def receive(self, update: Tensor, bound: float | None) -> Tensor:
+        """What the server makes of one client's update before it is combined with the others'."""
+        return update
+
     def combine(self, updates: Tensor, weights: Tensor) -> Tensor:
-        """One update [n] from those of the clients [clients, n]; only called for its owner."""
+        """One update [n] from those of the clients [clients, n]; only called for its owner.
+
+        The last columns are the changes of shared running statistics, where the network has such.
+        """
         return (weights.double() @ updates.double()) / weights.double().sum()
 
     def aggregate(self, round: Round) -> None:

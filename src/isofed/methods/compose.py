@@ -14,6 +14,7 @@ from isofed import spec
 from isofed.errors import UserError, unknown
 from isofed.layout import Policy, Tensors
 from isofed.methods.base import Draws, Method, Round, Run, Step, Visit
+from isofed.methods.guard import check_extras, check_parts, check_statistics
 from isofed.methods.needs import check_need
 from isofed.methods.registry import find, name_of, names
 from isofed.models.base import Network
@@ -22,6 +23,7 @@ from isofed.plugins import shorten
 PLACES_OWNED = {
     "head": "the classifier head",
     "base": "the base loss",
+    "noise": "the noise on updates",
     "combine": "how client updates are combined",
     "server": "the server step",
     "final": "the head after the last round",
@@ -45,6 +47,10 @@ class Composition:
         self.copies = tuple(dict.fromkeys(c for m in methods for c in m.copies))
         self.host = tuple(dict.fromkeys(name for m in methods for name in m.host))
         self.exchanges = tuple((e, m) for m in methods for e in m.exchanges)
+        self.uniform = any(m.uniform for m in methods)
+        self.guards = frozenset(what for m in methods for what in m.guards)
+        # Noise is scaled by a bound, so it comes with one.
+        self.bound = min((m.bound for m in methods if m.bound), default=1.0 if "noise" in self.owners else None)
 
         def who(hook: str) -> list[Any]:
             return [getattr(m, hook) for m in methods if getattr(type(m), hook) is not getattr(Method, hook)]
@@ -54,9 +60,15 @@ class Composition:
         self._build = sorted(who("build"), key=lambda hook: "head" in hook.__self__.owns)
         self._client_state, self._server_state, self._send = who("client_state"), who("server_state"), who("send")
         self._begin, self._end, self._batch = who("begin"), who("end"), who("batch")
+        # Noise is the last thing that is done to an update, wherever it is written.
+        self._upload = sorted(who("upload"), key=lambda hook: "noise" in hook.__self__.owns)
+        self._receive = who("receive")
         self._loss, self._around, self._gradient = who("loss"), who("around"), who("gradient")
-        # Whoever owns the server's step acts on what the others make of the update, wherever it is written.
-        self._aggregate = sorted(who("aggregate"), key=lambda hook: "server" in hook.__self__.owns)
+        # Who owns the combination makes the update that the others see, and who owns the server's step acts on what
+        # they make of it, wherever they are written.
+        self._aggregate = sorted(
+            who("aggregate"), key=lambda hook: ("server" in hook.__self__.owns) - ("combine" in hook.__self__.owns)
+        )
         self._evaluated = who("evaluated")
         self._planners = [(n, m) for n, m in parts if type(m).plan is not Method.plan]
         self._base = self.owners["base"].base if "base" in self.owners else None
@@ -83,6 +95,7 @@ class Composition:
         if any(m.pooled for _, m in parts) and len(parts) > 1:
             pooled = next(name for name, m in parts if m.pooled)
             raise UserError(f"'{pooled}' trains on the pooled data without a federation, so it cannot be combined")
+        check_parts(parts)
 
     def __str__(self) -> str:
         return "+".join(str(spec.describe(m, n)) for n, m in self.parts)
@@ -115,6 +128,7 @@ class Composition:
                         f"two parts of '{self}' disagree about the tensor '{name}': {policies[name]} and {policy}"
                     )
                 policies[name] = policy
+        check_statistics(self.parts, network, policies)
         return policies
 
     def client_state(self, run: Run) -> Tensors:
@@ -153,7 +167,7 @@ class Composition:
     @property
     def acts_around_visits(self) -> bool:
         """Whether a part does anything before or after a client's steps."""
-        return bool(self._begin or self._end or self._planners)
+        return bool(self._begin or self._end or self._upload or self._planners)
 
     def begin(self, visit: Visit) -> None:
         for hook in self._begin:
@@ -161,6 +175,9 @@ class Composition:
 
     def end(self, visit: Visit) -> None:
         for hook in self._end:
+            hook(visit)
+        check_extras(self.parts, visit)
+        for hook in self._upload:
             hook(visit)
 
     def batch(self, step: Step) -> None:
@@ -200,7 +217,18 @@ class Composition:
     @property
     def gathers(self) -> bool:
         """Whether the server needs each client's update and not only their mean."""
-        return "combine" in self.owners
+        owner = self.owners.get("combine")
+        return owner is not None and type(owner).combine is not Method.combine
+
+    @property
+    def receives(self) -> bool:
+        """Whether a part changes updates as they arrive."""
+        return bool(self._receive)
+
+    def receive(self, update: Tensor) -> Tensor:
+        for hook in self._receive:
+            update = hook(update, self.bound)
+        return update
 
     def combine(self, updates: Tensor, weights: Tensor) -> Tensor:
         return self.owners["combine"].combine(updates, weights)

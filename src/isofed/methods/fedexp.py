@@ -20,6 +20,7 @@ class FedExP(Method):
     eps: float = number(0.001, at_least=0)
 
     owns: ClassVar[frozenset[str]] = frozenset({"server"})
+    extras: ClassVar[tuple[str, ...]] = ("fedexp.squared",)
     paper: ClassVar[str] = "Jhunjhunwala et al. 2023, FedExP: speeding up federated averaging via extrapolation"
 
     def end(self, visit: Visit) -> None:

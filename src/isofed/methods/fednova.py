@@ -26,6 +26,7 @@ class FedNova(Method):
 
     effective: Literal["response", "steps"] = "response"
 
+    extras: ClassVar[tuple[str, ...]] = ("fednova.a",)
     paper: ClassVar[str] = "Wang et al. 2020, Tackling the objective inconsistency problem"
 
     def check(self, settings: Settings) -> None:

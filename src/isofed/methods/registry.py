@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import importlib
-from importlib.metadata import entry_points
+import sys
+from importlib.metadata import EntryPoint, entry_points
 
 from isofed.errors import UserError, unknown
 from isofed.methods.base import Method
@@ -45,12 +47,28 @@ _BUILT_IN = {
     "fedlc": "fedlc:FedLC",
     "fedsam": "fedsam:FedSAM",
     "fedexp": "fedexp:FedExP",
+    "median": "median:Median",
+    "trimmed": "trimmed:Trimmed",
+    "krum": "krum:Krum",
+    "clip_update": "clip_update:ClipUpdate",
+    "gaussian": "gaussian:Gaussian",
 }
 
 
 def names() -> tuple[str, ...]:
     """Every method that can be named, built in and installed."""
-    return tuple(dict.fromkeys([*_BUILT_IN, *(e.name for e in entry_points(group=GROUP))]))
+    return tuple(dict.fromkeys([*_BUILT_IN, *(e.name for e in _installed())]))
+
+
+def _installed() -> tuple[EntryPoint, ...]:
+    """The methods of installed packages."""
+    return _found_on(tuple(sys.path))
+
+
+@functools.lru_cache(maxsize=8)
+def _found_on(path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+    """Looking through all packages takes longer than all else that is done with a method's text."""
+    return tuple(entry_points(group=GROUP))
 
 
 def name_of(cls: type[Method]) -> str:
@@ -68,7 +86,7 @@ def find(name: str) -> tuple[str, type[Method]]:
     if name.lower() in _BUILT_IN:
         module, cls = _BUILT_IN[name.lower()].split(":")
         return name.lower(), getattr(importlib.import_module(f"isofed.methods.{module}"), cls)
-    for entry in entry_points(group=GROUP, name=name):
+    for entry in (e for e in _installed() if e.name == name):
         try:
             loaded = entry.load()
         except Exception as error:

@@ -32,6 +32,7 @@ class Scaffold(Method):
     option: Literal[1, 2] = 2
     lr: float = number(1.0, above=0)  # of the server
 
+    extras: ClassVar[tuple[str, ...]] = ("scaffold.dc",)
     paper: ClassVar[str] = "Karimireddy et al. 2020, SCAFFOLD: stochastic controlled averaging"
 
     def check(self, settings: Settings) -> None:

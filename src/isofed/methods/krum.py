@@ -1,0 +1,82 @@
+"""Krum: the update that lies closest to most of the others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from isofed.draws import drawn
+from isofed.errors import RunError, UserError
+from isofed.methods.base import Method
+from isofed.methods.robust import GUARDS, column_blocks
+from isofed.spec import number
+
+if TYPE_CHECKING:
+    from isofed.config import Settings
+
+
+def squared_distances(updates: Tensor) -> Tensor:
+    """Of all pairs of rows, float64 [clients, clients].
+
+    From the products of the rows as they are: shifting them by a mean would let one huge update blur the distances
+    between all others.
+    """
+    products = torch.zeros(len(updates), len(updates), dtype=torch.float64, device=updates.device)
+    for columns in column_blocks(updates):
+        block = updates[:, columns].double()
+        products += block @ block.T
+    squares = products.diagonal()
+    return (squares[:, None] + squares[None, :] - 2 * products).clamp(min=0)
+
+
+def krum_scores(updates: Tensor, f: int) -> Tensor:
+    """For each client, the squared distances to its nearest ``clients - f - 2`` others, at least one, added up."""
+    count = len(updates)
+    apart = squared_distances(updates)
+    apart.fill_diagonal_(torch.inf)
+    near = min(max(1, count - f - 2), count - 1)
+    return apart.sort(dim=1).values[:, :near].sum(dim=1)
+
+
+@dataclass(frozen=True)
+class Krum(Method):
+    """The update that lies closest to most of the others.
+
+    A client's score is the sum of the squared distances to its n - f - 2 nearest others, n being the clients that
+    answered; the update with the lowest score is taken as it is (``keep=1``), or the mean of the ``keep`` lowest
+    (multi-Krum). ``f`` is how many clients may be malicious, and needs n >= 2 f + 2 + keep; ``f=none`` takes the
+    largest f that n allows. Every client counts the same. Distances include shared running statistics, which come
+    from the chosen clients too.
+    """
+
+    f: int | None = number(None, at_least=0)
+    keep: int = number(1, at_least=1)
+
+    owns: ClassVar[frozenset[str]] = frozenset({"combine"})
+    uniform: ClassVar[bool] = True
+    guards: ClassVar[frozenset[str]] = GUARDS
+    paper: ClassVar[str] = (
+        "Blanchard et al. 2017, Machine learning with adversaries: Byzantine tolerant gradient descent"
+    )
+
+    def check(self, settings: Settings) -> None:
+        if settings.clients is not None and (why := self._lacking(drawn(settings.clients, settings.participation))):
+            raise UserError(why)
+
+    def _lacking(self, count: int) -> str | None:
+        need = 2 * (self.f or 0) + 2 + self.keep
+        if self.f is None or count >= need:
+            return None
+        return f"krum:f={self.f},keep={self.keep} needs the updates of {need} clients in a round, and there are {count}"
+
+    def combine(self, updates: Tensor, weights: Tensor) -> Tensor:
+        count = len(updates)
+        if why := self._lacking(count):
+            raise RunError(why)
+        f = max(0, (count - self.keep - 2) // 2) if self.f is None else self.f
+        scores = krum_scores(updates, f) if count > 1 else weights.new_zeros(1)
+        chosen = scores.sort(stable=True).indices[: self.keep].sort().values  # of equal ones the first
+        return updates[chosen].double().mean(0)
