@@ -1,0 +1,149 @@
+"""A whole federation on one machine, for trying out: server, sites, certificates and keys, and their end."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+from isofed.errors import RunError
+from isofed.flower.control import Control
+from isofed.flower.keys import Keys, make_server_keys, make_site_key
+from isofed.flower.processes import Group, check_installed, free_port, near, start_server, start_site, stop, wait_until
+from isofed.flower.project import read_table
+
+READY = 60.0  # seconds for a server to start
+
+Told = Callable[[dict[str, object]], None]
+
+
+@dataclass
+class Local:
+    """The processes of a federation on this machine; a context that starts and ends them.
+
+    Args:
+        app: the project.
+        work: a folder for logs, keys and what the sites remember.
+        folders: each site's own data, where the run says data=sites.
+        insecure: no encryption, no keys.
+    """
+
+    app: Path
+    work: Path
+    folders: Mapping[int, Path] = field(default_factory=dict)
+    insecure: bool = False
+
+    def __post_init__(self) -> None:
+        check_installed()
+        self.app, self.work = self.app.resolve(), self.work.resolve()
+        self.sites = int(read_table(self.app)["clients"])
+        self.port, self.ports = free_port(), [free_port() for _ in range(self.sites)]
+        self.keys: Keys | None = None
+        (self.work / "logs").mkdir(parents=True, exist_ok=True)
+        self.server = self._group("server")
+        self.groups = [self._group(self.name(number)) for number in range(self.sites)]
+
+    def _group(self, name: str) -> Group:
+        return Group(self.work / "flower" / name, self.work / "logs" / f"{name}.log")
+
+    @staticmethod
+    def name(number: int) -> str:
+        return f"site-{number}"
+
+    def __enter__(self) -> Local:
+        if not self.insecure:
+            self.keys = make_server_keys(self.work / "keys")
+            for number in range(self.sites):
+                make_site_key(self.work / "keys", self.name(number))
+        try:
+            self.start_server()
+            for number in range(self.sites):
+                self.start_site(number)
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.stop()
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def control(self) -> Control:
+        """A connection to the server."""
+        return Control(self.address, self.keys)
+
+    def start_server(self) -> None:
+        """Start the server, or start it again; the sites are let in."""
+        open_server(self.server, self.keys, "127.0.0.1", self.port, self.work / "flower.db")
+
+    def start_site(self, number: int) -> None:
+        """Start a site, or start it again."""
+        name = self.name(number)
+        node: dict[str, object] = {"partition-id": number, "name": name, "state": str(self.work / "states" / name)}
+        if number in self.folders:
+            node["data"] = str(self.folders[number].resolve())
+        start_site(self.groups[number], self.keys, self.address, name, node, self.ports[number])
+
+    def revive(self) -> None:
+        """Start those sites again that have ended by themselves."""
+        for number, group in enumerate(self.groups):
+            group.revive(functools.partial(self.start_site, number))
+
+    def stop(self) -> None:
+        stop(*self.groups, self.server)
+
+    def run(self, told: Told = lambda line: None, poll: float = 0.5) -> Path:
+        """Run the app to its end, and give its run folder."""
+        out = self.folder
+        with self.control() as control:
+            run, seen = control.start(self.app), 0
+            while True:
+                status = control.status(run)
+                self.revive()
+                seen = tell(out, seen, told)
+                if status.over and not status.well:
+                    raise RunError(
+                        f"the run has failed: {status.details.removeprefix('ServerApp failed with exception: ')}"
+                    )
+                if status.over:
+                    return out
+                if not self.server.alive():
+                    raise RunError(f"the server has ended; see {self.server.log}")
+                time.sleep(poll)
+
+    @property
+    def folder(self) -> Path:
+        """The run folder. Its name in the settings is relative to where the server was started, which is here."""
+        return Path(os.getcwd()) / str(read_table(self.app).get("out", "runs/flower"))
+
+
+def open_server(group: Group, keys: Keys | None, host: str, port: int, database: Path) -> None:
+    """Start a server, and let in the sites whose public keys are there."""
+    start_server(group, keys, host, port, database)
+    with Control(f"{near(host)}:{port}", keys) as control:
+        wait_until(control.reachable, group, READY, "the server")
+        for key in keys.public() if keys else ():
+            control.register(key)
+
+
+def tell(out: Path, seen: int, told: Told) -> int:
+    """Hand on the rounds that were recorded since."""
+    try:
+        lines = (out / "metrics.jsonl").read_text().splitlines()
+    except FileNotFoundError:
+        return seen
+    for text in lines[seen:]:
+        try:
+            told(json.loads(text))
+        except ValueError:
+            return seen  # it is being written
+        seen += 1
+    return seen

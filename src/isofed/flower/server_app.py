@@ -1,0 +1,83 @@
+"""The app of the server: gathers the sites, runs the federation, and leaves its run folder."""
+
+from __future__ import annotations
+
+import os
+from logging import getLogger
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from isofed.config import Settings
+from isofed.errors import UserError
+from isofed.files import locked
+from isofed.flower import terms as deployment
+from isofed.flower.crew import Crew
+from isofed.flower.deployed import Deployed
+from isofed.flower.terms import Terms
+from isofed.progress import Watcher
+from isofed.records import CONFIG
+from isofed.result import Result
+
+log = getLogger("flwr.isofed")  # below Flower's own, so that it appears where Flower writes
+INSECURE = "ISOFED_FLOWER_INSECURE"  # set by the server's own start, where nodes have no keys
+
+
+def server() -> ServerApp:
+    """A Flower server app that runs the federation of the app's table."""
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        settings, terms = deployment.read(context.run_config)
+        result = federate(grid, settings, terms)
+        log.info("isofed: accuracy %.4f after %d rounds, recorded in %s", result.accuracy, result.rounds, terms.out)
+
+    return app
+
+
+def federate(grid: Grid, settings: Settings, terms: Terms) -> Result:
+    """Run a federation over a grid, or go on with the one in its run folder."""
+    out = Path(terms.out)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make the run folder {out}: {error.strerror}") from error
+    # Of two server apps only one may speak to the sites: after a restart Flower may take up the old one beside the new.
+    with locked(out / ".server", f"the run {out}"):
+        bound = os.environ.get(INSECURE) != "1"
+        crew = Crew(grid, terms, settings.clients or 1, lambda text: log.warning("isofed: %s", text), bound)
+        crew.gather()
+        if (out / CONFIG).exists():
+            run: Any = Deployed.resume(out, pool=crew)  # type: ignore[arg-type]
+            _same(run.settings, settings, out)
+        else:
+            run = Deployed(out=out, pool=crew, **settings.to_dict())  # type: ignore[arg-type]
+        result: Result = run.fit(_Told())
+    return result
+
+
+def _same(there: Settings, asked: Settings, out: Path) -> None:
+    """A run folder is of one run."""
+    old, new = there.to_dict(), asked.to_dict()
+    if changed := sorted(key for key in old if old[key] != new[key] and key not in ("executor", "device")):
+        raise UserError(
+            f"{out} holds a run with another {changed[0]}; choose another out=, or the settings of that run"
+        )
+
+
+class _Told(Watcher):
+    """Writes into Flower's log how the run goes."""
+
+    def round(self, line: dict[str, Any]) -> None:
+        accuracy = line.get("accuracy")
+        told = "" if accuracy is None else f", accuracy {accuracy:.4f}"
+        what = f"skipped: {line['skipped']}" if line.get("skipped") else f"{line['clients']} sites{told}"
+        log.info("isofed: round %d, %s", line["round"], what)
+        for event in line["events"]:
+            log.warning("isofed: round %d, client %d %s", line["round"], event["client"], event["event"])
+
+    def note(self, text: str) -> None:
+        log.warning("isofed: %s", text)

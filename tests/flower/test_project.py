@@ -1,0 +1,193 @@
+"""Keys, projects and the command line, without starting anything."""
+
+from __future__ import annotations
+
+import io
+import stat
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+pytest.importorskip("flwr")
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+
+from isofed.cli import app
+from isofed.errors import UserError
+from isofed.flower import terms
+from isofed.flower.keys import Keys, make_server_keys, make_site_key
+from isofed.flower.link import Bounded, TokenAuth
+from isofed.flower.processes import Group, stop
+from isofed.flower.project import read_table, write_project
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_the_servers_certificate_is_signed_and_for_its_names(tmp_path: Path) -> None:
+    keys = make_server_keys(tmp_path / "keys", ["federation.example.org", "10.0.0.7"])
+    root, own = (x509.load_pem_x509_certificate(path.read_bytes()) for path in (keys.ca, keys.certificate))
+    own.verify_directly_issued_by(root)
+    names = own.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["localhost", "federation.example.org"]
+    assert [str(a) for a in names.get_values_for_type(x509.IPAddress)] == ["127.0.0.1", "10.0.0.7"]
+    assert root.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    assert not own.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    for secret in (keys.private, keys.token, keys.secret, tmp_path / "keys" / "ca.key"):
+        assert mode(secret) == 0o600, secret
+    assert mode(tmp_path / "keys") == 0o700
+    before = keys.certificate.read_bytes(), keys.token.read_bytes()
+    make_server_keys(tmp_path / "keys")
+    assert (keys.certificate.read_bytes(), keys.token.read_bytes()) == before
+    assert len(keys.token.read_text()) >= 40
+
+
+def test_a_sites_key_stays_what_it_is(tmp_path: Path) -> None:
+    path = make_site_key(tmp_path, "clinic-a")
+    assert mode(path) == 0o600
+    private = load_ssh_private_key(path.read_bytes(), None)
+    public = load_ssh_public_key(path.with_suffix(".pub").read_bytes())
+    assert isinstance(private, ec.EllipticCurvePrivateKey)
+    assert isinstance(public, ec.EllipticCurvePublicKey)
+    assert private.public_key().public_numbers() == public.public_numbers()
+    before = path.read_bytes()
+    assert make_site_key(tmp_path, "clinic-a").read_bytes() == before
+    for name in ("../x", "", "a/b", "-x", "a b"):
+        with pytest.raises(UserError, match="cannot be called"):
+            make_site_key(tmp_path, name)
+
+
+def test_a_project_is_a_flower_app_without_secrets(tmp_path: Path) -> None:
+    from flwr.cli.build import build_fab_from_disk
+
+    table = write_project(tmp_path / "Our Clinics!", {"clients": 3, "classes": "a,b", "method": "fedprox:mu=0.1"})
+    folder = tmp_path / "Our Clinics!"
+    assert read_table(folder) == table
+    settings, given = terms.read(read_table(folder))
+    assert (settings.clients, settings.data, given.class_names) == (3, "sites", ("a", "b"))
+    make_server_keys(folder / "keys")
+    make_site_key(folder / "keys", "clinic")
+    (folder / "keys" / "note.md").write_text("secret")
+    (folder / "runs").mkdir()
+    (folder / "runs" / "metrics.jsonl").write_text("{}")
+    with pytest.warns(DeprecationWarning, match="gitwildmatch"):
+        bundle = build_fab_from_disk(folder)
+    names = set(zipfile.ZipFile(io.BytesIO(bundle)).namelist())
+    code = {f"federation/{name}.py" for name in ("__init__", "client_app", "server_app", "data")}
+    assert code < names <= code | {"pyproject.toml", "README.md", ".gitignore", ".info/CONTENT"}
+    for name in ("isofed flower up .", "isofed flower keys .", "isofed flower server .", "isofed flower start ."):
+        assert name in (folder / "README.md").read_text()
+
+
+def test_a_project_needs_an_empty_folder_and_possible_settings(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="min_clients=9"):
+        write_project(tmp_path / "new", {"min_clients": 9})
+    assert not (tmp_path / "new").exists()
+    write_project(tmp_path / "new", {})
+    with pytest.raises(UserError, match="is not empty"):
+        write_project(tmp_path / "new", {})
+    with pytest.raises(UserError, match="is not a project"):
+        read_table(tmp_path)
+    (tmp_path / "pyproject.toml").write_text("[tool]\n")
+    with pytest.raises(UserError, match="has no proper table"):
+        read_table(tmp_path)
+
+
+def call(*words: str | Path) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["flower", *map(str, words)])
+    return result.exit_code, " ".join(result.output.split())
+
+
+def test_the_commands_say_what_is_wrong(tmp_path: Path) -> None:
+    code, said = call("new", tmp_path / "p", "clients=2", "classes=a,b", "lr=0.1")
+    assert code == 0, said
+    assert read_table(tmp_path / "p")["lr"] == 0.1
+    code, said = call("server", tmp_path / "p")
+    assert (code, "make keys first with `isofed flower keys`" in said) == (2, True)
+    code, said = call("site", tmp_path / "p", "--number", "0", "--name", "a", "--server", "127.0.0.1:1")
+    assert (code, "a site needs the server's ca.crt and a key of its own" in said) == (2, True)
+    code, said = call("start", tmp_path / "p")
+    assert (code, "start runs on the server's machine" in said) == (2, True)
+    assert call("keys", tmp_path / "p", "--site", "a")[0] == 0
+    assert call("keys", tmp_path / "p")[0] == 0
+    assert Keys(tmp_path / "p" / "keys").public()[0].name == "a.pub"
+    code, said = call("keys", tmp_path / "p", "--host", "later.example.org")
+    assert (code, "is there already" in said) == (2, True)
+    code, said = call("start", tmp_path / "p", "--server", "127.0.0.1:1")
+    assert (code, "no server answers at 127.0.0.1:1" in said) == (1, True)
+    code, said = call("up", tmp_path / "p", "lr=0.2")
+    assert (code, "lr= is in the project's pyproject.toml" in said) == (2, True)
+    code, said = call("up", tmp_path / "p", f"folders={tmp_path / 'none'}")
+    assert (code, "has no folders in it" in said) == (2, True)
+
+
+def test_importing_isofed_does_not_import_flower() -> None:
+    text = "import isofed, isofed.cli, isofed.federation, isofed.flower, sys; sys.exit('flwr' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", text], check=False).returncode == 0
+
+
+def test_only_the_token_opens_the_controls() -> None:
+    auth = TokenAuth("right")
+    assert auth.validate_tokens_in_metadata([("flwr-access-token", "right")])[0]
+    for wrong in ([], [("flwr-access-token", "wrong")], [("flwr-access-token", b"")]):
+        assert auth.validate_tokens_in_metadata(wrong) == (False, None)
+    assert auth.get_auth_tokens("any") is None
+    assert auth.refresh_tokens([("refresh", "any")]) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("announced", "pieces", "read"),
+    [(b"10", [10], 10), (b"11", [11], 0), (b"5", [5, 5, 5], 10), (b"x", [1], 0), (b"-1", [1], 0)],
+)
+def test_a_long_request_is_not_read(announced: bytes, pieces: list[int], read: int) -> None:
+    """By what it announces; and where that is untrue, no further than the limit."""
+    import asyncio
+    from typing import Any
+
+    got, sent, left = [0], [], list(pieces)
+
+    async def inner(scope: Any, receive: Any, send: Any) -> None:
+        while (message := await receive())["type"] == "http.request":
+            got[0] += len(message["body"])
+            if not message["more_body"]:
+                return
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"0" * left.pop(0), "more_body": bool(left)}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "headers": [(b"content-length", announced)]}
+    asyncio.run(Bounded(inner, most=10)(scope, receive, send))
+    assert got[0] == read
+    assert bool(sent) == (read == 0)
+
+
+def test_processes_that_end_by_themselves_are_started_again(tmp_path: Path) -> None:
+    group = Group(tmp_path / "home", tmp_path / "log")
+    started: list[int] = []
+
+    def start() -> None:
+        started.append(group.start(sys.executable, "-c", "print('here', flush=True)").pid)
+
+    try:
+        assert not group.revive(start)  # nothing was started yet
+        start()
+        while group.alive():
+            time.sleep(0.02)
+        assert group.revive(start)
+        assert not group.revive(start)  # not at once again
+        assert len(set(started)) == 2
+    finally:
+        stop(group, patience=5)
+    assert not group.revive(start)  # whoever ends it means it
+    assert "here" in (tmp_path / "log").read_text()
