@@ -22,10 +22,11 @@ pytest.importorskip("flwr")
 from isofed import Federation, RunError
 from isofed.files import load_tensors
 from isofed.flower import terms
+from isofed.flower.addresses import free_port
 from isofed.flower.control import Control
 from isofed.flower.keys import Keys, make_server_keys, make_site_key
 from isofed.flower.local import Local
-from isofed.flower.processes import BIN, Group, free_port, start_site, stop
+from isofed.flower.processes import BIN, Group, start_site, stop
 from isofed.flower.project import read_table, write_project
 from tests.flower.strangers import check_strangers
 

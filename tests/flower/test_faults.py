@@ -14,7 +14,7 @@ pytest.importorskip("flwr")
 
 from flwr.app import Array, ArrayRecord, Error, Message, RecordDict
 
-from isofed.errors import RunError
+from isofed.errors import RunError, UserError
 from isofed.result import Result
 from tests.flower.loop import Fault, Loop, asked
 from tests.flower.test_equal import deployed, simulated, table
@@ -213,7 +213,8 @@ def test_a_number_belongs_to_the_node_that_first_gave_it(tmp_path: Path) -> None
     grid = Loop(values, tmp_path / "states", 2)
     grid.nodes = {200: grid.nodes[100], 101: grid.nodes[101]}
     grid.contexts[200] = grid.contexts[100]
-    with pytest.raises(RunError, match="only 1 of 2 sites are connected, without site 0"):
+    why = r"without site 0; a node that is connected \('clinic-0'\) says it is site 0, which is the node of 'clinic-0'"
+    with pytest.raises(RunError, match=f"only 1 of 2 sites are connected, {why}"):
         deployed(tmp_path, values, grid)
 
 
@@ -221,6 +222,18 @@ def test_sites_that_never_come_are_named(tmp_path: Path) -> None:
     values = table(tmp_path, clients=3, patience=0.5)
     with pytest.raises(RunError, match="after 0.5 s only 2 of 3 sites are connected, without site 2"):
         deployed(tmp_path, values, Loop(values, tmp_path / "states", 2))
+
+
+def test_what_cannot_be_run_is_said_before_any_site_is_waited_for(tmp_path: Path) -> None:
+    about = {"data": "sites", "partition": "iid", "classes": "a,b", "shape": "1,8,8", "patience": 60.0}
+    noised = {"method": "clip_update:norm=1+gaussian:noise=1,draws=system", "test_data": str(tmp_path / "none")}
+    for changes, said in (
+        ({}, "'.*none'"),
+        ({"test_data": "", "method": "clip_update:norm=1"}, "statistics of batch norm"),
+    ):
+        values = table(tmp_path, **{**about, **noised, **changes}, model="cnn")
+        with pytest.raises(UserError, match=said):
+            deployed(tmp_path, values, Loop(values, tmp_path / "states", 0))
 
 
 def test_a_site_that_has_lost_its_state_says_so(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key, l
 from isofed.cli import app
 from isofed.errors import UserError
 from isofed.flower import terms
-from isofed.flower.keys import Keys, make_server_keys, make_site_key
+from isofed.flower.keys import Keys, make_server_keys, make_site_key, write_secret
 from isofed.flower.link import Bounded, TokenAuth
 from isofed.flower.processes import Group, stop
 from isofed.flower.project import read_table, write_project
@@ -38,7 +38,7 @@ def test_the_servers_certificate_is_signed_and_for_its_names(tmp_path: Path) -> 
     own.verify_directly_issued_by(root)
     names = own.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["localhost", "federation.example.org"]
-    assert [str(a) for a in names.get_values_for_type(x509.IPAddress)] == ["127.0.0.1", "10.0.0.7"]
+    assert [str(a) for a in names.get_values_for_type(x509.IPAddress)] == ["127.0.0.1", "::1", "10.0.0.7"]
     assert root.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     assert not own.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     for secret in (keys.private, keys.token, keys.secret, tmp_path / "keys" / "ca.key"):
@@ -48,6 +48,35 @@ def test_the_servers_certificate_is_signed_and_for_its_names(tmp_path: Path) -> 
     make_server_keys(tmp_path / "keys")
     assert (keys.certificate.read_bytes(), keys.token.read_bytes()) == before
     assert len(keys.token.read_text()) >= 40
+    ca, token = keys.ca.read_bytes(), keys.token.read_bytes()
+    make_server_keys(tmp_path / "keys", ["moved.example.org"])  # sites keep their ca.crt
+    renewed = x509.load_pem_x509_certificate(keys.certificate.read_bytes())
+    renewed.verify_directly_issued_by(root)
+    names = renewed.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["localhost", "moved.example.org"]
+    assert (keys.ca.read_bytes(), keys.token.read_bytes()) == (ca, token)
+    (tmp_path / "keys" / "ca.key").unlink()
+    with pytest.raises(UserError, match="put it back to sign with it"):
+        make_server_keys(tmp_path / "keys", ["again.example.org"])
+
+
+@pytest.mark.parametrize("host", ["a b", "a.example:8000", "https://a.example", "", "a..b", "-a"])
+def test_a_host_that_is_none_leaves_nothing_behind(tmp_path: Path, host: str) -> None:
+    with pytest.raises(UserError, match="is not a name or an address of a host"):
+        make_server_keys(tmp_path / "keys", [host])
+    assert not (tmp_path / "keys").exists()
+    keys = make_server_keys(tmp_path / "other", ["bücher.example"])
+    names = x509.load_pem_x509_certificate(keys.certificate.read_bytes()).extensions
+    found = names.get_extension_for_class(x509.SubjectAlternativeName).value.get_values_for_type(x509.DNSName)
+    assert found[1] == "xn--bcher-kva.example"
+
+
+def test_a_secret_is_private_also_in_a_file_that_was_not(tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    path.write_bytes(b"something longer than what follows")
+    path.chmod(0o644)
+    write_secret(path, b"new")
+    assert (path.read_bytes(), mode(path)) == (b"new", 0o600)
 
 
 def test_a_sites_key_stays_what_it_is(tmp_path: Path) -> None:
@@ -60,6 +89,12 @@ def test_a_sites_key_stays_what_it_is(tmp_path: Path) -> None:
     assert private.public_key().public_numbers() == public.public_numbers()
     before = path.read_bytes()
     assert make_site_key(tmp_path, "clinic-a").read_bytes() == before
+    sent = path.with_suffix(".pub").rename(tmp_path / "sent.pub").read_bytes()
+    assert make_site_key(tmp_path, "clinic-a").read_bytes() == before  # moving the public half away is no reason
+    assert path.with_suffix(".pub").read_bytes() == sent
+    (tmp_path / "sites" / "junk.key").write_text("junk")
+    with pytest.raises(UserError, match="is not a key that"):
+        make_site_key(tmp_path, "junk")
     for name in ("../x", "", "a/b", "-x", "a b"):
         with pytest.raises(UserError, match="cannot be called"):
             make_site_key(tmp_path, name)
@@ -115,12 +150,24 @@ def test_the_commands_say_what_is_wrong(tmp_path: Path) -> None:
     code, said = call("site", tmp_path / "p", "--number", "0", "--name", "a", "--server", "127.0.0.1:1")
     assert (code, "a site needs the server's ca.crt and a key of its own" in said) == (2, True)
     code, said = call("start", tmp_path / "p")
-    assert (code, "start runs on the server's machine" in said) == (2, True)
+    assert (code, "on the server's machine" in said) == (2, True)
     assert call("keys", tmp_path / "p", "--site", "a")[0] == 0
     assert call("keys", tmp_path / "p")[0] == 0
     assert Keys(tmp_path / "p" / "keys").public()[0].name == "a.pub"
     code, said = call("keys", tmp_path / "p", "--host", "later.example.org")
-    assert (code, "is there already" in said) == (2, True)
+    assert (code, "is now for later.example.org" in said) == (0, True)
+    code, said = call("stop", tmp_path / "nowhere")
+    assert (code, "on the server's machine" in said) == (2, True)
+    (tmp_path / "file").touch()
+    code, said = call("new", tmp_path / "file")
+    assert (code, "is a file; name a new folder" in said) == (2, True)
+    code, said = call("site", tmp_path / "p", "--number", "0", "--name", "a", "--server", "localhost")
+    assert (code, "give host:port" in said) == (2, True)
+    code, said = call("up", tmp_path / "p")
+    assert (code, "give folders=PATH" in said) == (2, True)
+    (tmp_path / "one" / "site").mkdir(parents=True)
+    code, said = call("up", tmp_path / "p", f"folders={tmp_path / 'one'}")
+    assert (code, "has 1 folders in it, and there are 2 sites" in said) == (2, True)
     code, said = call("start", tmp_path / "p", "--server", "127.0.0.1:1")
     assert (code, "no server answers at 127.0.0.1:1" in said) == (1, True)
     code, said = call("up", tmp_path / "p", "lr=0.2")

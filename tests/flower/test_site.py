@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import stat
+import time
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +82,7 @@ def test_the_name_of_a_run_cannot_lead_elsewhere(tmp_path: Path, run: str) -> No
 
 def test_states_are_pending_until_the_server_says_which_one_counts(tmp_path: Path) -> None:
     states = SiteStates(tmp_path, RUN)
-    with states.locked():
+    with states.locked(1):
         assert states.get(0) is None
         states.put(1, 0, {"x": torch.tensor([1.0])})
         states.put(2, 1, {"x": torch.tensor([2.0])})  # 1 was accepted
@@ -99,7 +101,7 @@ def test_states_are_pending_until_the_server_says_which_one_counts(tmp_path: Pat
 
 def test_a_damaged_state_is_not_used(tmp_path: Path) -> None:
     states = SiteStates(tmp_path, RUN)
-    with states.locked():
+    with states.locked(1):
         states.put(1, 0, {"x": torch.zeros(100)})
         path = next(states.folder.glob("round-*"))
         data = bytearray(path.read_bytes())
@@ -227,7 +229,7 @@ def test_a_site_says_only_how_many_samples_it_has(tmp_path: Path) -> None:
 def test_saved_states_are_those_of_files(tmp_path: Path) -> None:
     """What a site writes can be read with the library's own reader, which never unpickles."""
     states = SiteStates(tmp_path, RUN)
-    with states.locked():
+    with states.locked(1):
         states.put(1, 0, {"x": torch.ones(3)})
     found, info = load_tensors(next(states.folder.glob("round-*")))
     assert info == {"round": 1}
@@ -266,3 +268,14 @@ def visit(**more: Any) -> dict[str, Any]:
 def test_noise_that_would_not_protect_is_refused(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
         terms.read(table(tmp_path) | changes)
+
+
+def test_a_site_that_falls_behind_does_not_pile_up_visits(tmp_path: Path) -> None:
+    """At one that is always slower than the deadline, visits that wait for one another would fill the memory."""
+    one, other = (SiteStates(tmp_path / "state", "ab" * 16) for _ in range(2))
+    began = time.monotonic()
+    with one.locked(1), pytest.raises(Refusal, match="was busy with an earlier request"), other.locked(0.1):
+        pass
+    assert 0.1 <= time.monotonic() - began < 5
+    with other.locked(0.1):  # and it is free again
+        assert stat.S_IMODE(other.folder.stat().st_mode) == 0o700

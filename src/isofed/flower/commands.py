@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 import signal
 import tempfile
 import time
@@ -16,26 +17,30 @@ from rich.console import Console
 from isofed.config import read_words
 from isofed.display import percent
 from isofed.errors import RunError, UserError
+from isofed.files import locked
 
 if importlib.util.find_spec("flwr") is None:
     raise UserError("isofed flower needs the extra: pip install 'isofed[flower]'")
 
 from isofed.flower import processes
+from isofed.flower.addresses import joined, split, why_not
 from isofed.flower.control import Control
-from isofed.flower.keys import Keys, make_server_keys, make_site_key
-from isofed.flower.local import Local, open_server, tell
+from isofed.flower.keys import Keys, make_server_keys, make_site_key, private_folder
+from isofed.flower.local import Local, open_server, reason, run_folder, tell
 from isofed.flower.processes import Group, check_installed, start_site
 from isofed.flower.project import read_table, write_project
+from isofed.flower.terms import AT_SITES
 
 NO_KEYS = "--insecure: nothing is encrypted, and whoever can reach the port can read the model, take part and end runs"
 
 
 def new(console: Console, folder: Path, words: Sequence[str]) -> None:
     """Write a project."""
-    write_project(folder, _typed(read_words(words)))
+    table = write_project(folder, _typed(read_words(words)))
+    own = " folders=PATH, with a folder in it for each site" if table["data"] == AT_SITES else ""
     _say(
         console,
-        f"{folder} is ready; {folder / 'README.md'} says how to go on. To try it here: isofed flower up {folder}",
+        f"{folder} is ready; {folder / 'README.md'} says how to go on. To try it here: isofed flower up {folder}{own}",
     )
 
 
@@ -65,7 +70,7 @@ def keys(console: Console, folder: Path, site: str | None, hosts: Sequence[str])
     fresh = not Keys(where).certificate.exists()
     made = make_server_keys(where, hosts)
     if not fresh and hosts:
-        raise UserError(f"{made.certificate} is there already; remove {where} to make a new one, which all sites need")
+        _say(console, f"{made.certificate} is now for {', '.join(hosts)}; start the server again to use it")
     _say(console, f"give {made.ca} to every site; everything else in {where} stays on this machine")
 
 
@@ -79,6 +84,7 @@ def up(console: Console, words: Sequence[str], insecure: bool, quiet: bool) -> N
     folders = values.pop("folders", None)
     if given and values:
         raise UserError(f"{next(iter(values))}= is in the project's pyproject.toml; change it there")
+    _end_on_signals()
     with tempfile.TemporaryDirectory(prefix="isofed-") as temporary:
         app, work = (Path(given[0]), Path(given[0]) / "work") if given else (Path(temporary) / "app", Path(temporary))
         if not given:
@@ -86,11 +92,28 @@ def up(console: Console, words: Sequence[str], insecure: bool, quiet: bool) -> N
             write_project(app, _typed(values) | {"out": str(Path(str(values.get("out", "runs/flower"))).absolute())})
         if insecure:
             _say(console, NO_KEYS)
-        with Local(app, work, _folders(folders), insecure) as local:
-            if not quiet:
-                _say(console, f"a server and {local.sites} sites are up{'' if insecure else ', with TLS and keys'}")
-            out = local.run(lambda line: None if quiet else _round(console, line))
+        local = Local(app, work, _folders(folders), insecure)
+        _enough(local, folders)
+        try:
+            with local:
+                if not quiet:
+                    _say(console, f"a server and {local.sites} sites are up{'' if insecure else ', with TLS and keys'}")
+                out = local.run(lambda line: None if quiet else _round(console, line))
+        except RunError as error:
+            logs = work / "logs"
+            if not given:  # they would go with the rest
+                logs = local.folder / "logs"
+                shutil.copytree(work / "logs", logs, dirs_exist_ok=True)
+            raise RunError(f"{error}; the logs are in {logs}") from error
     _result(console, out)
+
+
+def _enough(local: Local, folders: str | None) -> None:
+    """Each site has a folder where it needs one, which is said before anything is started."""
+    if read_table(local.app).get("data") == AT_SITES and len(local.folders) < local.sites:
+        if folders is None:
+            raise UserError("with data=sites each site needs a folder: give folders=PATH, with one in it for each site")
+        raise UserError(f"folders={folders} has {len(local.folders)} folders in it, and there are {local.sites} sites")
 
 
 def _folders(path: str | None) -> dict[int, Path]:
@@ -108,9 +131,16 @@ def server(console: Console, folder: Path, host: str, port: int, insecure: bool)
     read_table(folder)
     if insecure:
         _say(console, NO_KEYS)
-    group = Group(folder / "work" / "flower" / "server")
+    folder = folder.absolute()
+    group = Group(folder / "work" / "flower" / "server", folder=folder)
     found = _keys(folder, insecure)
-    _foreground(group, lambda: open_server(group, found, host, port, folder.absolute() / "work" / "flower.db"))
+
+    def begin() -> None:
+        let_in = open_server(group, found, host, port, folder / "work" / "flower.db")
+        who = f"; it lets in {', '.join(let_in) or 'no site yet: keys/sites is empty'}" if found else ""
+        _say(console, f"the server is up at {joined(host, port)}{who}")
+
+    _foreground(group, begin)
 
 
 def site(
@@ -126,6 +156,7 @@ def site(
 ) -> None:
     """A site, in the foreground."""
     check_installed()
+    split(server)
     if data is not None and not data.expanduser().exists():
         raise UserError(f"there is no folder {data}")
     if insecure:
@@ -135,13 +166,14 @@ def site(
     if data is not None:
         node["data"] = str(data.expanduser().absolute())
     group = Group(folder.absolute() / "work" / "flower" / name)
+    found = _keys(folder, insecure)
 
     def begin() -> None:
-        start_site(group, _keys(folder, insecure), server, name, node)
+        start_site(group, found, server, name, node)
 
     def revive() -> None:
         if group.revive(begin):
-            _say(console, f"{name} has ended, which may be because the server does not let it in yet; it tries again")
+            _say(console, f"{name} is not connected: {why_not(server, found.ca if found else None)}; it tries again")
 
     _foreground(group, begin, revive)
 
@@ -152,35 +184,51 @@ def _keys(folder: Path, insecure: bool) -> Keys | None:
 
 def _foreground(group: Group, start: Callable[[], None], revive: Callable[[], None] | None = None) -> None:
     """Run processes until Ctrl-C; those that end by themselves are started again, where that makes sense."""
-    signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
-    try:
-        start()
-        while revive or group.alive():
-            time.sleep(0.5)
-            if revive:
-                revive()
-        raise RunError("one of its processes has ended; the lines above say why")
-    finally:
-        processes.stop(group)
+    _end_on_signals()
+    private_folder(group.home)
+    with locked(group.home / ".lock", f"'{group.home.name}' in {group.home.parent.parent}"):
+        try:
+            start()
+            while revive or group.alive():
+                time.sleep(0.5)
+                if revive:
+                    revive()
+            raise RunError("one of its processes has ended; the lines above say why")
+        finally:
+            processes.stop(group)
+
+
+def _end_on_signals() -> None:
+    """End in order, as with Ctrl-C, also if told by a signal to end, or if the terminal was closed."""
+
+    def end(number: int, frame: object) -> None:
+        raise KeyboardInterrupt  # not SIGINT again, which a shell lets programs in the background ignore
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, end)
 
 
 def start(console: Console, folder: Path, server: str, insecure: bool, quiet: bool) -> None:
     """Register the sites, start the run and follow it."""
     check_installed()
-    out = Path(str(read_table(folder).get("out", "runs/flower")))
+    out = run_folder(folder)
     found = _keys(folder, insecure)
-    if found and not found.token.is_file():
-        raise UserError(f"there is no {found.token}; start runs on the server's machine, in its project folder")
     with Control(server, found) as control:
         for key in found.public() if found else ():
             if control.register(key) and not quiet:
                 _say(console, f"{key.stem} may take part from now on")
-        run, seen = control.start(folder), 0
-        while not (status := control.status(run)).over:
-            seen = tell(out, seen, lambda line: None if quiet else _round(console, line))
-            time.sleep(1)
+        if (seen := tell(out, 0, lambda line: None)) and not quiet:
+            _say(console, f"the run in {out} goes on after {seen} rounds")
+        run = control.start(folder)
+        try:
+            while not (status := control.status(run)).over:
+                seen = tell(out, seen, lambda line: None if quiet else _round(console, line))
+                time.sleep(1)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt("The run itself goes on; `isofed flower stop` ends it.") from None
         if not status.well:
-            raise RunError(f"the run has ended: {status.details or 'it was stopped'}; see {out}")
+            hint = "; `isofed flower stop` ends what is going on" if "is in use by another" in status.details else ""
+            raise RunError(f"the run has ended: {reason(status) or 'it was stopped'}{hint}; see {out}")
         tell(out, seen, lambda line: None if quiet else _round(console, line))
     if out.is_dir():
         _result(console, out)
@@ -208,6 +256,9 @@ def _round(console: Console, line: dict[str, Any]) -> None:
 def _result(console: Console, out: Path) -> None:
     result = json.loads((out / "result.json").read_text())
     _say(console, f"accuracy {percent(result['accuracy'])} % after {result['rounds']} rounds; recorded in {out}")
+    if spent := result.get("privacy"):
+        told = f"epsilon {spent['epsilon']:.3g} at delta {spent['delta']:g}"
+        _say(console, f"privacy of a whole client: {told}, as result.json explains")
 
 
 def _say(console: Console, text: str) -> None:

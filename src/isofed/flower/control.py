@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,6 +31,7 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
 
 from isofed.errors import RunError, UserError
+from isofed.flower.addresses import around_proxy, split
 from isofed.flower.keys import Keys
 
 
@@ -64,8 +66,14 @@ class Control:
     """A connection to the server. Without keys it is unencrypted, and only a server that is so too answers."""
 
     def __init__(self, address: str, keys: Keys | None) -> None:
+        split(address)  # which says what is wrong with it
         self.address = address
+        if keys:
+            for path in (keys.token, keys.ca):
+                if not path.is_file():
+                    raise UserError(f"there is no {path}; do this on the server's machine, in its project folder")
         own = [_Token(keys.token.read_text().strip())] if keys else []
+        around_proxy(os.environ)  # the client below is made by Flower, and looks there
         self._client = ControlHttpClient.from_server_address(
             server_address=address,
             insecure=keys is None,
@@ -95,9 +103,14 @@ class Control:
             raise UserError(f"{public} is not a public key that `isofed flower keys` made ({error})") from None
         if not isinstance(key, ec.EllipticCurvePublicKey):
             raise UserError(f"{public} is a key of another kind; make one with `isofed flower keys`")
+        known = public_key_to_bytes(key)
+        with self._errors():
+            there = self._client.ListNodes(ListNodesRequest()).nodes_info
+        if any(node.public_key == known and not node.unregistered_at for node in there):
+            return False
         try:
             with self._errors():
-                self._client.RegisterNode(RegisterNodeRequest(public_key=public_key_to_bytes(key), name=public.stem))
+                self._client.RegisterNode(RegisterNodeRequest(public_key=known, name=public.stem))
         except Refused as error:
             if error.code == ApiErrorCode.PUBLIC_KEY_ALREADY_IN_USE:
                 return False

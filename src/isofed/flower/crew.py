@@ -80,9 +80,10 @@ class Crew:
                 return
             if time.monotonic() > end:
                 missing = [number for number in range(self.clients) if number not in here]
+                said = "".join(f"; {text}" for text in sorted(self._told)[:5])
                 raise RunError(
                     f"after {self.terms.patience:g} s only {len(here)} of {self.clients} sites are connected, "
-                    f"without site {', '.join(map(str, missing[:10]))}; start them, and then the run again"
+                    f"without site {', '.join(map(str, missing[:10]))}{said}; start them, and then the run again"
                 )
             time.sleep(POLL)
 

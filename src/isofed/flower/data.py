@@ -17,6 +17,7 @@ from isofed.config import Settings
 from isofed.data import Dataset, Part, load
 from isofed.engine.world import World
 from isofed.errors import UserError
+from isofed.flower.pictures import read_pictures
 from isofed.flower.terms import AT_SITES, Refusal, Table, Terms, site_folder
 
 Adapter = Callable[[Path, tuple[int, int, int]], Dataset]  # folder, and (channels, height, width) of a picture
@@ -24,10 +25,7 @@ Adapter = Callable[[Path, tuple[int, int, int]], Dataset]  # folder, and (channe
 
 def read_folder(folder: Path, shape: tuple[int, int, int]) -> Dataset:
     """Pictures in class folders, resized to the federation's shape, or an .npz file; see the page on your own data."""
-    channels, height, _ = shape
-    if folder.is_dir():
-        return load(f"folder:size={height},channels={'grey' if channels == 1 else 'rgb'}", str(folder))
-    return load(folder)
+    return read_pictures(folder, shape) if folder.is_dir() else load(folder)
 
 
 def shape_of(terms: Terms) -> tuple[int, int, int]:
@@ -81,10 +79,6 @@ def _empty(terms: Terms) -> Dataset:
     part = _nothing(terms)
     mean = terms.numbers("mean") or (0.5,) * channels
     std = terms.numbers("std") or (0.5,) * channels
-    if len(mean) != channels or len(std) != channels:
-        raise UserError(f"shape={terms.shape} has {channels} channels, so mean and std need {channels} numbers each")
-    if len(terms.class_names) < 2:
-        raise UserError(f"classes={terms.classes} names one class; there is nothing to tell apart")
     return Dataset(AT_SITES, terms.class_names, part, part, mean, std)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,9 +11,11 @@ from pathlib import Path
 from types import TracebackType
 
 from isofed.errors import RunError
-from isofed.flower.control import Control
-from isofed.flower.keys import Keys, make_server_keys, make_site_key
-from isofed.flower.processes import Group, check_installed, free_port, near, start_server, start_site, stop, wait_until
+from isofed.flower import terms as deployment
+from isofed.flower.addresses import free_port, joined, near
+from isofed.flower.control import Control, Status
+from isofed.flower.keys import Keys, make_server_keys, make_site_key, private_folder
+from isofed.flower.processes import Group, check_installed, start_server, start_site, stop, wait_until
 from isofed.flower.project import read_table
 
 READY = 60.0  # seconds for a server to start
@@ -41,11 +42,13 @@ class Local:
     def __post_init__(self) -> None:
         check_installed()
         self.app, self.work = self.app.resolve(), self.work.resolve()
-        self.sites = int(read_table(self.app)["clients"])
+        self.sites = deployment.read(read_table(self.app))[0].clients or 1  # what is wrong is said before any start
         self.port, self.ports = free_port(), [free_port() for _ in range(self.sites)]
         self.keys: Keys | None = None
-        (self.work / "logs").mkdir(parents=True, exist_ok=True)
+        private_folder(self.work)
+        private_folder(self.work / "logs")
         self.server = self._group("server")
+        self.server.folder = self.app
         self.groups = [self._group(self.name(number)) for number in range(self.sites)]
 
     def _group(self, name: str) -> Group:
@@ -110,28 +113,38 @@ class Local:
                 self.revive()
                 seen = tell(out, seen, told)
                 if status.over and not status.well:
-                    raise RunError(
-                        f"the run has failed: {status.details.removeprefix('ServerApp failed with exception: ')}"
-                    )
+                    raise RunError(f"the run has failed: {reason(status)}")
                 if status.over:
                     return out
                 if not self.server.alive():
-                    raise RunError(f"the server has ended; see {self.server.log}")
+                    raise RunError("the server has ended")
                 time.sleep(poll)
 
     @property
     def folder(self) -> Path:
-        """The run folder. Its name in the settings is relative to where the server was started, which is here."""
-        return Path(os.getcwd()) / str(read_table(self.app).get("out", "runs/flower"))
+        """The run folder."""
+        return run_folder(self.app)
 
 
-def open_server(group: Group, keys: Keys | None, host: str, port: int, database: Path) -> None:
-    """Start a server, and let in the sites whose public keys are there."""
+def run_folder(app: Path) -> Path:
+    """Where a project's run is recorded. Relative names in its settings start from the project, wherever it is used."""
+    return app.absolute() / str(read_table(app).get("out") or deployment.Terms.out)
+
+
+def reason(status: Status) -> str:
+    """Why a run has failed, without Flower's words around it."""
+    return status.details.removeprefix("ServerApp failed with exception: ")
+
+
+def open_server(group: Group, keys: Keys | None, host: str, port: int, database: Path) -> list[str]:
+    """Start a server, and let in the sites whose public keys are there; gives their names."""
     start_server(group, keys, host, port, database)
-    with Control(f"{near(host)}:{port}", keys) as control:
+    public = keys.public() if keys else []
+    with Control(joined(near(host), port), keys) as control:
         wait_until(control.reachable, group, READY, "the server")
-        for key in keys.public() if keys else ():
+        for key in public:
             control.register(key)
+    return [key.stem for key in public]
 
 
 def tell(out: Path, seen: int, told: Told) -> int:

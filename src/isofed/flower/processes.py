@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from isofed.errors import RunError, UserError
-from isofed.flower.keys import Keys, write_secret
+from isofed.flower.addresses import around_proxy, check_free, free_port, joined, near
+from isofed.flower.keys import Keys, private_folder, write_secret
 from isofed.flower.server_app import INSECURE
 
 BIN = Path(sys.executable).parent  # Flower's commands are installed beside Python
 REVIVE = 5.0  # seconds between two tries to start a group
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+_PARENT_DEATH = 1  # the kernel's PR_SET_PDEATHSIG
 _QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -36,20 +39,25 @@ class Group:
 
     home: Path  # where Flower keeps its own files
     log: Path | None = None
+    folder: Path | None = None  # in which its processes work; this one's if not given
     variables: Mapping[str, str] = field(default_factory=dict)
     running: list[subprocess.Popen[bytes]] = field(default_factory=list)
     _again: float = 0.0  # when it may be started anew
 
     def start(self, *words: str | Path) -> subprocess.Popen[bytes]:
         """Start one more."""
-        self.home.mkdir(parents=True, exist_ok=True)
+        private_folder(self.home)
         environment = {**os.environ, **_QUIET, "FLWR_HOME": str(self.home), **self.variables}
         environment["PATH"] = f"{BIN}{os.pathsep}{environment.get('PATH', '')}"
+        around_proxy(environment)
+        parent = os.getpid()
         where = self.log.open("ab") if self.log else None
         try:
             made = subprocess.Popen(
                 [str(word) for word in words],
                 env=environment,
+                cwd=self.folder,
+                preexec_fn=lambda: _end_with(parent),
                 stdin=subprocess.DEVNULL,
                 stdout=where,
                 stderr=where,
@@ -103,14 +111,21 @@ def stop(*groups: Group, patience: float = 5.0) -> None:
         group.kill()
 
 
-def near(host: str) -> str:
-    """Where this machine reaches a server of its own that listens on an address."""
-    return "127.0.0.1" if host in ("0.0.0.0", "::") else host
+def _end_with(parent: int) -> None:
+    """In a new process: be ended by the kernel when the parent ends, also if it is killed and can do nothing.
+
+    Otherwise what it leaves behind would keep the port, and go on serving.
+    """
+    if _LIBC is not None:
+        _LIBC.prctl(_PARENT_DEATH, signal.SIGTERM)
+        if os.getppid() != parent:  # it has ended before this was said
+            os._exit(1)
 
 
 def start_server(group: Group, keys: Keys | None, host: str, port: int, database: Path) -> None:
     """Start Flower's server. Without keys it is unencrypted, and lets in everybody who can reach it."""
-    database.parent.mkdir(parents=True, exist_ok=True)
+    check_free(host, port)
+    private_folder(database.parent)
     words = ["--host", host, "--port", str(port), "--database", str(database)]
     words += ["--disable-runtime-dependency-installation"]
     if keys is None:
@@ -121,8 +136,8 @@ def start_server(group: Group, keys: Keys | None, host: str, port: int, database
     words += ["--ssl-ca-certfile", str(keys.ca), "--ssl-certfile", str(keys.certificate)]
     words += ["--ssl-keyfile", str(keys.private), "--enable-supernode-auth"]
     words += ["--isolation", "process", "--superexec-auth-secret-file", str(keys.secret)]
-    link = group.start(sys.executable, "-m", "isofed.flower.link", keys.token, *words)
-    executor = ["--runtime-api-address", f"{near(host)}:{port}", "--root-certificates", str(keys.ca)]
+    link = group.start(sys.executable, "-P", "-m", "isofed.flower.link", keys.token, *words)
+    executor = ["--runtime-api-address", joined(near(host), port), "--root-certificates", str(keys.ca)]
     executor += ["--superexec-auth-secret-file", str(keys.secret), "--parent-pid", str(link.pid)]
     group.start(BIN / "flower-superexec", *executor)
 
@@ -132,7 +147,7 @@ def start_site(
 ) -> None:
     """Start a site that connects to a server. ``node`` is what its app is told: number, name, folders, device."""
     port = port or free_port()
-    group.home.mkdir(parents=True, exist_ok=True)
+    private_folder(group.home)
     secret = group.home / "executor.secret"
     write_secret(secret, os.urandom(32))
     words = ["--superlink", server, "--port", str(port), "--node-config", _toml(node)]
@@ -146,19 +161,12 @@ def start_site(
                 raise UserError(f"there is no {path}; a site needs the server's ca.crt and a key of its own")
         words += ["--root-certificates", str(keys.ca), "--auth-supernode-private-key", str(private)]
     node_process = group.start(BIN / "flower-supernode", *words)
-    group.start(sys.executable, "-m", "isofed.flower.runner", f"127.0.0.1:{port}", secret, str(node_process.pid))
+    group.start(sys.executable, "-P", "-m", "isofed.flower.runner", f"127.0.0.1:{port}", secret, str(node_process.pid))
 
 
 def _toml(node: Mapping[str, object]) -> str:
     """A node's table as Flower's command line takes it."""
     return " ".join(f"{key}={json.dumps(value)}" for key, value in node.items())
-
-
-def free_port() -> int:
-    """A port of this machine that nobody listens on."""
-    with closing(socket.socket()) as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def check_installed() -> None:
@@ -182,4 +190,4 @@ def _last(group: Group) -> str:
     if group.log is None or not group.log.exists():
         return ""
     lines = group.log.read_text(errors="replace").strip().splitlines()
-    return f": {lines[-1].strip()[:300]} (see {group.log})" if lines else ""
+    return f": {lines[-1].strip()[:300]}" if lines else ""

@@ -17,8 +17,8 @@ DEFAULTS: dict[str, Any] = {
     "data": deployment.AT_SITES,
     "classes": "benign,malignant",
     "shape": "3,32,32",
-    "mean": "0.5,0.5,0.5",
-    "std": "0.5,0.5,0.5",
+    "mean": "",
+    "std": "",
     "test_data": "",
     "model": "cnn",
     "clients": 2,
@@ -84,16 +84,19 @@ def read(folder: Path, shape: tuple[int, int, int]) -> Dataset:
 def write_project(folder: Path, values: Mapping[str, Any]) -> dict[str, Any]:
     """Write a project into a new folder; gives its table of settings."""
     table = {**DEFAULTS, **values}
+    for name in ("mean", "std"):
+        if name not in values:  # as many as there are channels
+            table[name] = ",".join(["0.5"] * _channels(str(table["shape"])))
     if table["data"] != deployment.AT_SITES:
         table = {k: v for k, v in table.items() if k not in _OF_SITES}
     deployment.read(table)  # what is wrong is said before anything is written
-    if folder.exists() and any(folder.iterdir()):
-        raise UserError(f"{folder} is not empty; name a new folder")
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise UserError(f"{folder} is {'not empty' if folder.is_dir() else 'a file'}; name a new folder")
     name = re.sub(r"[^a-z0-9-]+", "-", folder.resolve().name.lower()).strip("-")[:32] or "federation"
     name = name if name[0].isalpha() else f"f-{name}"[:32]
     texts = {
         "pyproject.toml": _text("app.toml").replace("@NAME@", name).replace("@TABLE@", _toml(table)),
-        "README.md": _text("README.md").replace("@SITES@", str(table["clients"])).replace("@OUT@", str(table["out"])),
+        "README.md": _readme(table),
         ".gitignore": "keys/\nruns/\nwork/\n__pycache__/\n",
         f"{_PACKAGE}/__init__.py": '"""The federation\'s app."""\n',
         f"{_PACKAGE}/server_app.py": _SERVER,
@@ -107,6 +110,21 @@ def write_project(folder: Path, values: Mapping[str, Any]) -> dict[str, Any]:
     except OSError as error:
         raise UserError(f"cannot write {error.filename}: {error.strerror}") from None
     return table
+
+
+def _readme(table: Mapping[str, Any]) -> str:
+    words = {"@SITES@": str(table["clients"]), "@OUT@": str(table["out"]), "@FOLDERS@": ""}
+    if table["data"] == deployment.AT_SITES:  # each site needs one of its own
+        words["@FOLDERS@"] = " folders=/path/to/a/folder/with/one/for/each/site"
+    text = _text("README.md")
+    for mark, word in words.items():
+        text = text.replace(mark, word)
+    return text
+
+
+def _channels(shape: str) -> int:
+    first = shape.partition(",")[0].strip()
+    return int(first) if first.isascii() and first.isdigit() and len(first) < 4 else 3
 
 
 def read_table(folder: Path) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from isofed.errors import UserError
 from isofed.files import locked
 from isofed.flower import terms as deployment
 from isofed.flower.crew import Crew
+from isofed.flower.data import server_world
 from isofed.flower.deployed import Deployed
 from isofed.flower.terms import Terms
 from isofed.progress import Watcher
@@ -47,6 +48,7 @@ def federate(grid: Grid, settings: Settings, terms: Terms) -> Result:
         raise UserError(f"cannot make the run folder {out}: {error.strerror}") from error
     # Of two server apps only one may speak to the sites: after a restart Flower may take up the old one beside the new.
     with locked(out / ".server", f"the run {out}"):
+        _possible(settings, terms)
         bound = os.environ.get(INSECURE) != "1"
         crew = Crew(grid, terms, settings.clients or 1, lambda text: log.warning("isofed: %s", text), bound)
         crew.gather()
@@ -57,6 +59,12 @@ def federate(grid: Grid, settings: Settings, terms: Terms) -> Result:
             run = Deployed(out=out, pool=crew, **settings.to_dict())  # type: ignore[arg-type]
         result: Result = run.fit(_Told())
     return result
+
+
+def _possible(settings: Settings, terms: Terms) -> None:
+    """Say what cannot be run with this network and these pictures before any site is waited for."""
+    world = server_world(settings, terms, [1] * (settings.clients or 1))
+    settings.method.share(world.network())
 
 
 def _same(there: Settings, asked: Settings, out: Path) -> None:

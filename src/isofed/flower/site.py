@@ -58,7 +58,7 @@ class Site:
         world = site_world(self.settings, self.terms, self.node, self.number, whole(facts, "samples"), self.adapter)
         visiting = _Visiting(world, SiteStates(_state_folder(self.node), text(facts, "run")))
         known = {"run": facts["run"], "client": self.number, "round": whole(facts, "round", 1)}
-        with visiting.states.locked(), exact_arithmetic(self.settings):
+        with visiting.states.locked(self.terms.deadline), exact_arithmetic(self.settings):
             answer = {"train": visiting.train, "score": visiting.score, "answer": visiting.answer}.get(what)
             if answer is None:
                 raise Refusal(f"does not know how to '{what}'")

@@ -11,15 +11,24 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from isofed.errors import RunError
-from isofed.files import Tensors, load_tensors, remove_strays, save_tensors
+from isofed.files import Tensors, load_tensors, remove_strays, save_tensors, write_error
 from isofed.flower.terms import Refusal
 
 NOTHING = 0  # in place of a round: no update of this site was ever accepted
+
+
+def _taken(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 class SiteStates:
@@ -31,12 +40,24 @@ class SiteStates:
         self.folder = folder / run
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Wait until no other visit of this run is under way: a late message may meet the next one."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
+    def locked(self, patience: float) -> Iterator[None]:
+        """Wait until no other visit of this run is under way: a late message may meet the next one.
+
+        But not for ever. At a site that is always slower than the deadline the visits that wait would grow in number,
+        each with the site's data in memory.
+        """
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self.folder.chmod(0o700)  # what it remembers is for nobody else
+            handle = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise write_error(self.folder, error) from error
+        try:
+            end = time.monotonic() + patience
+            while not _taken(handle):
+                if time.monotonic() > end:
+                    raise Refusal(f"was busy with an earlier request for {patience:g} s; see deadline= of the run")
+                time.sleep(0.05)
             remove_strays(self.folder)
             yield
         finally:

@@ -98,8 +98,27 @@ def _possible(s: Settings, terms: Terms) -> None:
         raise UserError("data=sites needs the names of all classes, such as classes=benign,malignant")
     if s.data == AT_SITES and s.validation:
         raise UserError("validation= divides data that the server has; with data=sites each site divides its own")
-    if s.data == AT_SITES and len(terms.numbers("shape")) != 3:
+    if s.data == AT_SITES:
+        _describes_pictures(terms)
+
+
+def _describes_pictures(terms: Terms) -> None:
+    """Check what the sites agree on about their pictures."""
+    names = terms.class_names
+    if len(names) < 2:
+        raise UserError(f"classes={terms.classes} names one class; there is nothing to tell apart")
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise UserError(f"classes={terms.classes} names '{twice[0]}' twice")
+    shape = terms.numbers("shape")
+    if len(shape) != 3 or not all(value >= 1 and value == int(value) for value in shape):
         raise UserError(f"shape={terms.shape} is not possible: it must be channels, height and width, like 3,32,32")
+    for name in ("mean", "std"):
+        if (given := terms.numbers(name)) and len(given) != shape[0]:
+            raise UserError(
+                f"shape={terms.shape} has {shape[0]:g} channels, so mean and std need {shape[0]:g} numbers each"
+            )
+    if not all(value > 0 for value in terms.numbers("std")):
+        raise UserError(f"std={terms.std} is not possible: each must be above 0")
 
 
 def guarded(s: Settings) -> bool:
