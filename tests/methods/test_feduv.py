@@ -37,7 +37,7 @@ def uniform(z: Tensor, factor: float = 1.0, detach: bool = False) -> Tensor:
     return torch.exp(-squared / (factor * (median.detach() if detach else median))).mean()
 
 
-def lacking(logits: Tensor, kind: str) -> Tensor:
+def lacking(logits: Tensor, kind: str, c: float | None = None) -> Tensor:
     """c minus the spread of each class's probability."""
     probabilities = logits.exp() / logits.exp().sum(1, keepdim=True)
     count, classes = logits.shape
@@ -46,14 +46,15 @@ def lacking(logits: Tensor, kind: str) -> Tensor:
         away = probabilities[:, j] - probabilities[:, j].mean()
         variance = away.pow(2).sum() / (count - 1)
         spread.append(variance.sqrt() if kind == "std" else variance)
-    return (1 / classes**0.5 if kind == "std" else 1 / classes) - torch.stack(spread)
+    usual = 1 / classes**0.5 if kind == "std" else 1 / classes
+    return (usual if c is None else c) - torch.stack(spread)
 
 
-def varied(logits: Tensor, kind: str, hinge: str = "linear") -> Tensor:
+def varied(logits: Tensor, kind: str, hinge: str = "linear", c: float | None = None) -> Tensor:
     """L_V."""
     if len(logits) < 2:
         return torch.zeros(()).double()
-    lack = lacking(logits, kind)
+    lack = lacking(logits, kind, c)
     if hinge != "none":
         lack = torch.stack([x if x > 0 else 0 * x for x in lack])
     return (lack**2 if hinge == "squared" else lack).mean()
@@ -72,10 +73,15 @@ def energy(z: Tensor, eps: float = 0.01, diagonal: bool = False) -> Tensor:
 
 
 def feduv(
-    mu: float = 0.5, lam: float = 1.0, factor: float = 1.0, detach: bool = False, hinge: str = "linear"
+    mu: float = 0.5,
+    lam: float = 1.0,
+    factor: float = 1.0,
+    detach: bool = False,
+    hinge: str = "linear",
+    c: float | None = None,
 ) -> Objective:
     def objective(output: Output, inputs: Tensor, labels: Tensor) -> Tensor:
-        terms = mu * uniform(output.features, factor, detach) + lam * varied(output.logits, "std", hinge)
+        terms = mu * uniform(output.features, factor, detach) + lam * varied(output.logits, "std", hinge, c)
         return cross(output, inputs, labels) + terms
 
     return objective
@@ -112,6 +118,7 @@ def test_the_written_federation_is_the_plain_one() -> None:
         ("feduv:detach=true,mu=2", {"rounds": 1}, {"detach": True, "mu": 2}),
         ("feduv:hinge=squared,lam=2", {"rounds": 1}, {"hinge": "squared", "lam": 2}),
         ("feduv:hinge=none,mu=0", {"rounds": 1, "seed": 1}, {"hinge": "none", "mu": 0}),
+        ("feduv:c=0.2,lam=3", {"rounds": 1}, {"c": 0.2, "lam": 3}),
         ("feduv", {"data": "synthetic:samples=90,test=20,classes=3", "rounds": 1}, {"lam": 0.75}),
         ("feduv", {"data": "synthetic:samples=120,test=20,classes=10", "rounds": 1}, {"lam": 2.5}),
     ],

@@ -10,12 +10,12 @@ import pytest
 from isofed.config import lr_at
 from isofed.errors import UserError
 from isofed.papers import presets
-from isofed.papers.data import SHAPES
 from isofed.papers.figures import measured as of_figures
 from isofed.papers.measure import MEASURES
 from isofed.papers.plan import Job, Length
 from isofed.papers.presets import Cell, Preset
 from isofed.papers.published import PAPERS, rows
+from isofed.papers.tiny import SHAPES
 
 WANTED: dict[str, dict[str, Iterable[int]]] = {
     "feduv": {"table": range(1, 6), "figure": (1, 3, 4)},

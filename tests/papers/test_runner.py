@@ -169,6 +169,16 @@ def test_a_run_that_diverges_is_a_result(tmp_path: Path) -> None:
     assert len(heard.failures) == 1
 
 
+def test_what_cannot_be_diagnosed_is_named_and_the_others_run(tmp_path: Path) -> None:
+    # A t-SNE of two pictures, which is refused.
+    odd = cell("FedUV", diagnose={"only": "tsne", "samples": 2})
+    heard = Heard()
+    outcome = run(jobs(odd, cell()), Results(tmp_path / "r"), tmp_path / "runs", FOREVER, heard)
+    assert outcome.finished == 1 and outcome.missing == 1
+    (why,) = heard.failures
+    assert why.startswith("the run is finished but cannot be diagnosed: a t-SNE needs") and "\n" not in why
+
+
 def test_cells_without_data_are_left_out_and_the_others_run(tmp_path: Path) -> None:
     absent = cell("FedUV", {"data": "cifar100", "root": str(tmp_path)})
     heard = Heard()

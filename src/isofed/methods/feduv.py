@@ -20,7 +20,7 @@ class FedUV(Method):
     over classes of max(0, c - std of the class's probability over the batch), c = 1/sqrt(classes).
 
     ``lam=none`` is classes/4. ``mu=0`` leaves only L_V, ``lam=0`` only L_U. ``form=paper`` has twice the median;
-    ``detach=true`` takes the median as a constant, so that features may also grow apart.
+    ``detach=true`` takes the median as a constant, so that features may also grow apart. ``c=`` sets another target.
     """
 
     mu: float = number(0.5, at_least=0)
@@ -28,6 +28,7 @@ class FedUV(Method):
     form: Literal["code", "paper"] = "code"
     detach: bool = False
     hinge: Literal["linear", "squared", "none"] = "linear"
+    c: float | None = number(None, at_least=0)
 
     needs: ClassVar[tuple[str, ...]] = ("features",)
     paper: ClassVar[str] = "Son et al. 2024, FedUV: uniformity and variance for heterogeneous federated learning"
@@ -38,5 +39,5 @@ class FedUV(Method):
         if self.mu:
             terms.append(self.mu * uniformity(step.features, self.form, self.detach))
         if lam:
-            terms.append(lam * classifier_variance(step.logits, "std", hinge=self.hinge))
+            terms.append(lam * classifier_variance(step.logits, "std", self.c, self.hinge))
         return sum(terms[1:], terms[0]) if terms else None

@@ -15,11 +15,12 @@ from isofed.errors import RunError, UserError, unknown
 from isofed.experiments import seeds_of
 from isofed.papers import pages, presets, show
 from isofed.papers.budget import Budget
-from isofed.papers.plan import HOW, TINY, Job, Length, covering, matching
+from isofed.papers.plan import HOW, Job, Length, covering, matching
 from isofed.papers.presets import DEFAULT, Preset
 from isofed.papers.published import PAPERS
 from isofed.papers.results import Results
 from isofed.papers.runner import run
+from isofed.papers.tiny import TINY
 
 _OPTION = re.compile(r"^[A-Za-z_]\w*\.[A-Za-z_]\w*$")
 

@@ -10,10 +10,11 @@ from itertools import combinations
 from isofed import spec
 from isofed.methods import parse as parse_method
 from isofed.papers.measure import RATIOS, is_percent
-from isofed.papers.plan import RECORD, TINY, Job, Length
+from isofed.papers.plan import RECORD, Job, Length
 from isofed.papers.presets import DEFAULT, Cell, Preset
 from isofed.papers.published import Published
 from isofed.papers.results import Finished, Results
+from isofed.papers.tiny import TINY
 from isofed.stats import mean_std
 
 COUNTED = {"macs", "gigamacs", "stored", "classifier_megabytes", "classifier_gflop"}  # the same on every machine

@@ -43,7 +43,7 @@ the third writes these pages anew. What a run may be told:
 | `seeds=3` | three seeds, from 0 on; `seeds=0,4` means those |
 | `variant=paper` | what a variant changes: the paper's text where public code differs, and others |
 | `scale=0.3` | this part of the rounds, with a schedule of its own; always labelled |
-| `scale=tiny` | two rounds on a few pictures, made-up ones where files are missing; never among the results |
+| `scale=tiny` | two rounds of a thin network on a few pictures, made-up ones where files are missing; kept apart |
 | `budget=25m` | stop cleanly after this time (`90s`, `1.5h`); checked after every round |
 | `whole=true` | begin only what can be expected to end within the budget |
 | `data_root=F` | the folder of the data sets; without it `ISOFED_DATA` |

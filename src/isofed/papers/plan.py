@@ -15,9 +15,10 @@ from isofed.config import Settings, keep_rule, read_words
 from isofed.config import settings as make_settings
 from isofed.errors import UserError
 from isofed.experiments import apply_point
+from isofed.papers import tiny
 from isofed.papers.presets import Cell
+from isofed.papers.tiny import TINY
 
-TINY = "tiny"
 # How a run is computed and what is recorded of it. None of this makes another run of it, so a result counts for every
 # cell with the same key, in whichever table it was run.
 HOW = {"device", "executor", "workers", "slots", "actors", "precision", "deterministic"}
@@ -46,26 +47,11 @@ class Length:
 
     def shorten(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Settings of the shortened run. Schedules run over the rounds that there are."""
+        if self.scale is None:
+            return tiny.settings(values)
         rounds = int(values.get("rounds", Settings.model_fields["rounds"].default))
-        if self.scale is not None:
-            shorter = {k: self._every(str(values[k])) for k in ("diagnose", "keep") if k in values}
-            return {**values, **shorter, "rounds": max(1, round(self.scale * rounds))}
-        few: dict[str, Any] = {
-            "rounds": 2,
-            "local_epochs": None,
-            "local_steps": 1,
-            "batch_size": 4,
-            "last_batch": "keep",
-        }
-        few |= {k: "every:2" for k in ("diagnose", "keep") if str(values.get(k, "none")) != "none"}
-        split, clients = str(values.get("partition", "iid")), int(values.get("clients") or 4)
-        if not split.startswith(("domain", "pathological")):  # which need as many clients as there are
-            few["clients"] = clients = min(clients, 4)
-        if split.startswith("dirichlet"):  # few pictures need not reach every client
-            few["partition"] = f"{split},min=0"
-        if float(values.get("participation", 1)) * clients < 2:
-            few["participation"] = 1.0
-        return {**values, **few}
+        shorter = {k: self._every(str(values[k])) for k in ("diagnose", "keep") if k in values}
+        return {**values, **shorter, "rounds": max(1, round(self.scale * rounds))}
 
     def _every(self, text: str) -> str:
         """``every:20`` of a run of 60 rounds is ``every:6`` of one of 18."""
@@ -93,6 +79,12 @@ class Job:
         if self.root is not None:
             values["root"] = self.root
         return make_settings({**values, **dict(self.how), "seed": self.seed})
+
+    @property
+    def kind(self) -> tuple[str, str]:
+        """The data and the network of the cell, known without checking all settings."""
+        values = self.length.shorten(self.cell.values)
+        return str(values["data"]), str(values["model"])
 
     @property
     def key(self) -> str:
@@ -151,11 +143,14 @@ def matching(cells: Iterable[Cell], only: str = "", methods: str = "") -> list[C
 
 
 def covering(cells: Iterable[Cell]) -> list[Cell]:
-    """A few of the cells in which every data set, every part of a setting and every method occurs."""
+    """A few of the cells in which every data set, every part of a setting and every method on each network occurs."""
     seen: set[tuple[str, str]] = set()
     chosen = []
     for cell in cells:
-        parts = {("data", cell.dataset), ("method", cell.method), *(("term", t) for t in cell.setting.split(";"))}
+        # Two rows may have the same name in two settings and still be different methods.
+        method = f"{cell.values['method']} on {cell.values['model']}"
+        terms = cell.setting.split(";")
+        parts = {("data", cell.dataset), ("row", cell.method), ("method", method), *(("term", term) for term in terms)}
         if parts - seen:
             seen |= parts
             chosen.append(cell)

@@ -75,8 +75,7 @@ class Results:
         Of several with one seed, that of the cell itself counts, or else the first that was found.
         """
         found: dict[int, Finished] = {}
-        values = job.cell.values
-        if (values["data"], values["model"]) not in self._kinds and not job.probe:
+        if job.kind not in self._kinds and not job.probe:
             return found  # without working out the key, which is slow for a thousand cells
         for one in self._found.get(job.key, []):
             own = one.path.parent == self.path(job).parent and one.path.name.startswith(job.name)
@@ -86,11 +85,11 @@ class Results:
 
     def expected(self, job: Job) -> float | None:
         """Seconds that a job may take, after others with the same data, network and method, or at least network."""
-        values = job.cell.values
+        kind = (job.settings.data, job.settings.model)
         alike = [
             (float(one.content["seconds"]) / int(one.content["rounds"]), one.content["method"] == job.cell.method)
             for one in self.all()
-            if (one.content["settings"]["data"], one.content["settings"]["model"]) == (values["data"], values["model"])
+            if (one.content["settings"]["data"], one.content["settings"]["model"]) == kind
             and one.content["how"]["device"] == job.settings.device
             and one.content["rounds"]
         ]

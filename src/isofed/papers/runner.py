@@ -15,7 +15,7 @@ from isofed.diagnose import Diagnosis, Options, diagnosed
 from isofed.engine.world import World
 from isofed.errors import RunError, UserError
 from isofed.federation import Federation
-from isofed.papers import figures, presets
+from isofed.papers import figures, presets, tiny
 from isofed.papers.budget import Budget, BudgetOver, Telling, Timed, terminated
 from isofed.papers.data import Data
 from isofed.papers.measure import Run, measured
@@ -197,16 +197,14 @@ def _tidy(job: Job, todo: Sequence[Job], results: Results, runs: Path) -> None:
 def _diagnose(job: Job, dataset: Dataset, folder: Path) -> dict[str, Any]:
     if not job.cell.diagnose:
         return {}
-    given = {key: str(value) for key, value in job.cell.diagnose.items()} | {"device": job.settings.device}
-    if job.length.scale is None:
-        given |= {"samples": "4", "probes": "8", "points": "3"}
-    options = Options.of(given)
+    given = tiny.options(job.cell.diagnose) if job.length.label == tiny.TINY else job.cell.diagnose
+    options = Options.of({key: str(value) for key, value in given.items()} | {"device": job.settings.device})
     known = RunFolder.open(folder).diagnosis()
     if set(options.sections) <= set(known):
         return known
     try:
         return diagnosed(Diagnosis(folder, options, dataset=dataset))
-    except UserError as error:  # such as a package that is missing here; the run itself is there
+    except (UserError, ValueError) as error:  # such as a missing package, or a Hessian that is not finite
         raise RunError(f"the run is finished but cannot be diagnosed: {error}") from error
 
 
