@@ -165,6 +165,7 @@ def test_the_command(run: Federation) -> None:
         (["{run}", "sample=3"], "no option of diagnose 'sample'.*did you mean 'samples'"),
         (["{run}", "samples=few"], "samples must be a whole number"),
         (["{run}", "samples=1"], "samples=1 is too few"),
+        (["{run}", "only=tsne", "samples=3"], "samples=3 is too few: at least 4"),
         (["{run}", "device=tpu"], "no device 'tpu'|device=tpu"),
     ],
 )

@@ -9,6 +9,7 @@ from isofed import spec
 from isofed.errors import UserError, unknown
 
 SECTIONS = ("labels", "cost", "calibration", "spectra", "alignment", "curvature", "landscape", "tsne")
+_LEAST = {"samples": 4, "points": 2}  # a t-SNE wants four
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,8 @@ class Options:
                 made = replace(made, only=chosen)
             else:
                 number = spec.convert(text, int, key)
-                if number < (2 if key in ("samples", "points") else 1):
-                    raise UserError(f"{key}={text} is too few")
+                if number < (least := _LEAST.get(key, 1)):
+                    raise UserError(f"{key}={text} is too few: at least {least}")
                 made = replace(made, **{key: number})
         return made
 
