@@ -170,8 +170,9 @@ def test_a_run_that_diverges_is_a_result(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_diagnosed_is_named_and_the_others_run(tmp_path: Path) -> None:
-    # A t-SNE of two pictures, which is refused.
-    odd = cell("FedUV", diagnose={"only": "tsne", "samples": 2})
+    # A t-SNE of the three pictures that there are, which is refused.
+    few = {"data": "synthetic:samples=200,test=3,classes=4,size=4"}
+    odd = cell("FedUV", few, diagnose={"only": "tsne"})
     heard = Heard()
     outcome = run(jobs(odd, cell()), Results(tmp_path / "r"), tmp_path / "runs", FOREVER, heard)
     assert outcome.finished == 1 and outcome.missing == 1
