@@ -40,32 +40,14 @@ function drawCost() {
         ),
       ),
     ),
-    el(
-      "div",
-      { class: "scroll" },
-      el(
-        "table",
-        { class: "data" },
+    scrolled(
+      ["method", ...filled.map(([name]) => name)],
+      list.map((row) =>
         el(
-          "thead",
-          {},
-          el(
-            "tr",
-            {},
-            ["method", ...filled.map(([name]) => name)].map((name) => el("th", { scope: "col" }, name)),
-          ),
-        ),
-        el(
-          "tbody",
-          {},
-          list.map((row) =>
-            el(
-              "tr",
-              { class: state.off.has(row.method) ? "off" : "" },
-              el("th", { scope: "row" }, row.method),
-              filled.map(([, text]) => el("td", {}, text(row))),
-            ),
-          ),
+          "tr",
+          { class: state.off.has(row.method) ? "off" : "" },
+          el("th", { scope: "row" }, row.method),
+          filled.map(([, text]) => el("td", {}, text(row))),
         ),
       ),
     ),

@@ -49,25 +49,9 @@ function drawRuns() {
         {},
         `${page.runs.length} ${page.runs.length === 1 ? "run" : "runs"}, ${page.runs.filter((run) => run.finished).length} finished`,
       ),
-      el(
-        "div",
-        { class: "scroll" },
-        el(
-          "table",
-          { class: "data" },
-          el(
-            "thead",
-            {},
-            el(
-              "tr",
-              {},
-              ["method", "seed", "rounds", "state", "accuracy %", "best %", "time", "MB", "events", "folder"].map(
-                (name) => el("th", { scope: "col" }, name),
-              ),
-            ),
-          ),
-          el("tbody", {}, page.runs.map(line)),
-        ),
+      scrolled(
+        ["method", "seed", "rounds", "state", "accuracy %", "best %", "time", "MB", "events", "folder"],
+        page.runs.map(line),
       ),
     ),
   );
@@ -106,23 +90,14 @@ function drawRepeat() {
       "details",
       { open: opened[2] ?? false },
       el("summary", {}, "Methods with every option"),
-      el(
-        "div",
-        { class: "scroll" },
-        el(
-          "table",
-          { class: "data" },
+      scrolled(
+        [],
+        s.rows.map((row) =>
           el(
-            "tbody",
+            "tr",
             {},
-            s.rows.map((row) =>
-              el(
-                "tr",
-                {},
-                el("th", { scope: "row" }, row.row),
-                el("td", { class: "words" }, el("code", {}, [row.method, own(row)].filter(Boolean).join("  "))),
-              ),
-            ),
+            el("th", { scope: "row" }, row.row),
+            el("td", { class: "words" }, el("code", {}, [row.method, own(row)].filter(Boolean).join("  "))),
           ),
         ),
       ),

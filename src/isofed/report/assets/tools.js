@@ -33,6 +33,18 @@ function fill(node, attributes, children) {
 }
 const el = (tag, attributes, ...children) => fill(document.createElement(tag), attributes, children);
 const svg = (tag, attributes, ...children) => fill(document.createElementNS(SVG, tag), attributes, children);
+const scrolled = (names, rows) =>
+  // a table that scrolls by itself where a page is narrow; without names it has no head
+  el(
+    "div",
+    { class: "scroll" },
+    el(
+      "table",
+      { class: "data" },
+      names.length ? el("thead", {}, el("tr", {}, names.map((name) => el("th", { scope: "col" }, name)))) : null,
+      el("tbody", {}, rows),
+    ),
+  );
 
 // --- numbers
 
