@@ -201,6 +201,7 @@ def test_folders_that_do_not_fit_the_federation(tmp_path: Path) -> None:
     ("changes", "said"),
     [
         ({"clients": ""}, "clients is missing"),
+        ({"data": "nowhere"}, "data=nowhere names files, which sites do not open for others; use data=sites"),
         ({"min_clients": 3}, "min_clients=3 cannot be met: only 2 sites take part in a round"),
         ({"deadline": 0}, "deadline=0 is not possible"),
         ({"method": "central"}, "pools all data"),

@@ -94,6 +94,9 @@ def _possible(s: Settings, terms: Terms) -> None:
             raise UserError(f"{key}={getattr(s, key)} needs the clients' own models, which stay at their sites")
     if guarded(s):
         _private(s, terms)
+    if s.data != AT_SITES and not _needs_no_files(s.data):
+        known = ", ".join(sorted(NO_FILES))
+        raise UserError(f"data={s.data} names files, which sites do not open for others; use data=sites, or {known}")
     if s.data == AT_SITES and not terms.class_names:
         raise UserError("data=sites needs the names of all classes, such as classes=benign,malignant")
     if s.data == AT_SITES and s.validation:
@@ -121,6 +124,11 @@ def _describes_pictures(terms: Terms) -> None:
         raise UserError(f"std={terms.std} is not possible: each must be above 0")
 
 
+def _needs_no_files(data: str) -> bool:
+    name = data.partition(":")[0]
+    return name in NO_FILES and name in SOURCES
+
+
 def guarded(s: Settings) -> bool:
     """Whether the method promises that nothing but its noised updates tells of a client."""
     return "losses" in s.method.guards
@@ -146,8 +154,7 @@ def refuse_paths(table: Table) -> None:
         if is_file_reference(text) or "/" in text or "\\" in text:
             raise Refusal(f"refuses the {what} '{text}', which would load code by path; only installed ones are run")
     data = str(table.get("data", "digits"))
-    name = data.partition(":")[0]
-    if data != AT_SITES and not (name in NO_FILES and name in SOURCES):
+    if data != AT_SITES and not _needs_no_files(data):
         raise Refusal(f"refuses data={data}: a site names its own folder; use data={AT_SITES}")
     if table.get("root") or str(table.get("partition", "")).startswith("from_file"):
         raise Refusal("refuses root= and partition=from_file:, which name files of a site; a site names its own folder")
