@@ -144,6 +144,13 @@ def test_a_run_without_a_round_has_no_model(tmp_path: Path) -> None:
         diagnosed(Diagnosis(tmp_path / "run", Options.of({"only": "spectra"})))
 
 
+def test_three_pictures_make_no_map_and_what_was_found_before_stays(tmp_path: Path) -> None:
+    small(data="synthetic:samples=200,test=3,classes=4,size=4", rounds=1, out=tmp_path / "run").fit()
+    text = complaint(isofed("diagnose", tmp_path / "run", "only=spectra,tsne"), 2)
+    assert "a t-SNE needs at least 4 features" in text
+    assert set(json.loads((tmp_path / "run" / "diagnosis.json").read_text())) >= {"spectra"}
+
+
 def test_the_command(run: Federation) -> None:
     words = [f"{k}={v}" for k, v in QUICK.items()]
     out = succeeds("diagnose", path(run), *words, "only=spectra,curvature,alignment")

@@ -149,6 +149,7 @@ class _Store:
         self.broken: RunError | None = None
         self._hot: dict[int, Tensors] = {}  # by slot, in the order in which they came
         self._held = 0  # bytes of them
+        self._unsaved: dict[int, int] = {}  # those that are not on file, with their bytes, the oldest first
         self._most = 0  # bytes that a round has brought
         self._table = np.zeros((64, 4), np.int64)
         self._count = 0  # of its rows
@@ -183,6 +184,7 @@ class _Store:
                     used[view._slots[view._slots >= 0]] = True
             self._hot = {slot: state for slot, state in self._hot.items() if used[slot]}
             self._held = sum(map(_size, self._hot.values()))
+            self._unsaved = {slot: size for slot, size in self._unsaved.items() if slot in self._hot}
             for slots in (*self.kept, *self.unsure):
                 used[slots] = True
             self._free = {}
@@ -192,34 +194,37 @@ class _Store:
     def add(self, state: Tensors, brought: int) -> int:
         """Take in a state and give its slot; older ones make room, so a round brings its own room along."""
         with self._lock:
-            slot = self._reserve(_length(state))
-            self._hot[slot] = state
-            self._held += _size(state)
+            slot, size = self._reserve(_length(state)), _size(state)
+            self._hot[slot], self._unsaved[slot] = state, size
+            self._held += size
             self._most = max(self._most, brought)
-            # Twice a round: what its clients remember from before, and what they bring back.
-            while self._held > min(HOT, 2 * self._most) and self._hot:
+            while self._held > self._room and self._hot:
                 oldest = next(iter(self._hot))
                 self._write(oldest)
                 self._held -= _size(self._hot.pop(oldest))
                 self._spills = True
-            if self._spills and not self._writing:
+            # Not for each state: waking the writer costs the training more than the writing does.
+            if self._spills and not self._writing and self._waiting > 0.75 * self._room:
                 self._writing = True
                 _writer().submit(_write_ahead, weakref.ref(self))
         return slot
 
+    @property
+    def _room(self) -> int:
+        """Bytes that may be held: twice a round, what its clients remember from before and what they bring back."""
+        return min(HOT, 2 * self._most)
+
+    @property
+    def _waiting(self) -> int:
+        return sum(self._unsaved.values())
+
     def write_one(self) -> bool:
         """Put the oldest state on file that will have to leave the memory soon; whether there was one."""
         with self._lock:
-            held = self._held
-            for slot, state in self._hot.items():
-                if held <= min(HOT, 2 * self._most) // 2:
-                    break
-                if self._table[slot, _SUM] < 0:
-                    with suppress(RunError):  # whoever needs the room meets the same error, and can raise it
-                        self._write(slot)
-                        return True
-                    break
-                held -= _size(state)
+            if self._waiting > 0.5 * self._room:
+                with suppress(RunError):  # whoever needs the room meets the same error, and can raise it
+                    self._write(next(iter(self._unsaved)))
+                    return True
             self._writing = False
             return False
 
@@ -297,6 +302,7 @@ class _Store:
         except OSError as error:
             raise write_error(Path(self._name), error) from error
         self._table[slot, _SUM] = checksum
+        self._unsaved.pop(slot, None)
 
     @property
     def _name(self) -> str:

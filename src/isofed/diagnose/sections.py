@@ -14,6 +14,7 @@ from isofed import diagnostics
 from isofed.diagnose.material import Material, Model
 from isofed.diagnostics.bought import bought
 from isofed.diagnostics.cost import cost as cost_of
+from isofed.errors import UserError
 from isofed.recorder import evenly, short
 
 Tell = Callable[[int, int], None]  # is told how much of a section is done, and of how much at most
@@ -160,6 +161,9 @@ def tsne(run: Material, tell: Tell) -> dict[str, Any]:
     models = run.local or [run.final]
     each = evenly(range(len(run.test.index)), max(4, _DOTS // len(models)))
     features = torch.cat([run.test.look(model.weights)[0][each] for model in models])
+    if min(len(features) - 2, features.shape[1]) < 2:
+        few = f"{len(features)} of {features.shape[1]} numbers"
+        raise UserError(f"a t-SNE needs at least 4 features of 2 numbers, not {few}: name other sections with only=")
     with _single():
         points = diagnostics.tsne(features)
     return {

@@ -135,7 +135,8 @@ def read_table(folder: Path) -> dict[str, Any]:
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))["tool"]["flwr"]["app"]["config"]
     except OSError as error:
-        raise UserError(f"{folder} is not a project of `isofed flower new`: {path} {error.strerror}") from None
+        why = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
+        raise UserError(f"{folder} is not a project of `isofed flower new`: {path} {why}") from None
     except (tomllib.TOMLDecodeError, KeyError, TypeError, UnicodeDecodeError) as error:
         raise UserError(f"{path} has no proper table [tool.flwr.app.config]: {error}") from None
     return dict(table)

@@ -43,7 +43,7 @@ class Dropout(nn.Module):
         if self.fused and x.is_cuda and x.dim() in (2, 4):
             return fused.dropout(x, self.key, self.p)
         kept = hashed(self.key, self._places(x)) >= math.ceil(self.p * _RANGE)
-        return torch.where(kept, x / (1 - self.p), 0)
+        return x / (1 - self.p) * kept.to(x.dtype)  # a third of the time of where, whose gradient has two sides
 
     def _places(self, x: Tensor) -> Tensor:
         """Where entries stand, in the order of x's own memory; on a processor worth keeping for the next batch."""
