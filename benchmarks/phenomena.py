@@ -150,6 +150,18 @@ def verdicts(found: Found, decorrelated: str) -> list[dict[str, str]]:
     return lines
 
 
+def before(path: Path | None, case: dict[str, Any]) -> Found:
+    """The runs that a file of numbers has, if they are of this case; where its data lie does not matter."""
+    if path is None or not path.exists():
+        return {}
+    record = json.loads(path.read_text())
+    one, other = ({k: v for k, v in c.items() if k != "root"} for c in (record["settings"], case))
+    if one != other:
+        raise SystemExit(f"phenomena.py: {path} has runs with other settings; name another file")
+    found: Found = record["found"]
+    return found
+
+
 def options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", metavar="ROOT", help="the folder of CIFAR-100; without it, digits")
@@ -164,7 +176,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--feddecorr", default="feddecorr", help="with its options, such as feddecorr:beta=0.05")
     parser.add_argument("--samples", type=int, default=10_000, help="of the test part, at most")
     parser.add_argument("--minutes", type=float, help="no run starts that would probably end later than this")
-    parser.add_argument("--json", type=Path, help="write all numbers here, after each run")
+    parser.add_argument("--json", type=Path, help="write all numbers here, after each run; runs that it has stay")
     return parser
 
 
@@ -183,10 +195,13 @@ def main() -> None:
     print("pairs are the global model / the mean of all local ones before the last averaging")
     heads = f"{'significant':>16}{'effective rank':>16}{'tail':>16}{'R':>7}{'cosine':>8}{'lengths':>9}{'seconds':>9}"
     print(f"{'method':12}{'split':16}{'acc. %':>7}{heads}")
-    found: Found = {}
+    found = before(given.json, case)
     record: dict[str, Any] = {"environment": about, "settings": case, "found": found}
     longest, left_out = 0.0, []
     for method, split in plan(given.feddecorr):
+        if split in found.get(method, {}):
+            print(row(method, split, found[method][split]))
+            continue
         start = time.perf_counter()
         if given.minutes and start - began + longest > 60 * given.minutes:
             left_out.append(f"{method} on {split}")
@@ -198,15 +213,15 @@ def main() -> None:
         found.setdefault(method, {})[split] = one
         longest = max(longest, time.perf_counter() - start)
         print(row(method, split, one), flush=True)
-        record |= {"verdicts": verdicts(found, given.feddecorr), "seconds": time.perf_counter() - began}
+        record["verdicts"] = verdicts(found, given.feddecorr)
         if given.json:
             given.json.write_text(json.dumps(record, indent=1) + "\n")
     print()
-    for line in record["verdicts"]:
+    for line in verdicts(found, given.feddecorr):
         print(f"{line['verdict']:14}{line['claim']}: {line['seen']}")
     if left_out:
         print(f"left out for want of time: {', '.join(left_out)}")
-    print(f"{record['seconds']:.0f} s in all")
+    print(f"{time.perf_counter() - began:.0f} s in all")
 
 
 if __name__ == "__main__":

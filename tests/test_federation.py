@@ -1,9 +1,8 @@
-"""A whole run: what is judged, recorded and reported, and that it can be taken up anywhere."""
+"""A whole run: how it is judged, what it records and reports, and on which data."""
 
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from isofed.data import load
 from isofed.engine.workers import Pool
 from isofed.errors import UserError
 from isofed.federation import Federation
-from isofed.files import load_tensors
 from isofed.layout import Policy
 from isofed.models import create
 from isofed.progress import Watcher
@@ -254,126 +252,7 @@ def test_watchers_hear_everything() -> None:
     assert heard == ["start 0", "1/2", "2/2", "round 1", "1/2", "2/2", "round 2", "end 2"]
 
 
-# Folders
-
-
-def states(run: Federation) -> dict[str, bytes]:
-    tensors = {"weights": run.state.weights} | run.state.server
-    tensors |= {f"{k}/{n}": v for k, s in run.state.clients.items() for n, v in s.items()}
-    return {k: v.numpy().tobytes() for k, v in tensors.items()}
-
-
-class Break(Watcher):
-    """Stops a run after a round, as Ctrl-C would; or in the middle of the next one."""
-
-    def __init__(self, after: int, inside: bool = False) -> None:
-        self.after, self.inside, self.done = after, inside, 0
-
-    def client(self, done: int, of: int) -> None:
-        if self.inside and self.done == self.after and done == 2:
-            raise KeyboardInterrupt
-
-    def round(self, line: dict[str, Any]) -> None:
-        self.done += 1
-        if not self.inside and self.done == self.after:
-            raise KeyboardInterrupt
-
-
-@pytest.mark.parametrize("inside", [False, True])
-@pytest.mark.parametrize(
-    "method",
-    ["fedavg", "fedavgm", "fedadam:bias_correction=true", "scaffold", "scaffold:option=1", "feddyn", "fedbn+fednova"],
-)
-def test_a_run_that_is_taken_up_ends_as_if_it_had_never_stopped(method: str, inside: bool, tmp_path: Path) -> None:
-    settings: dict[str, Any] = {
-        "method": method, "model": "cnn", "rounds": 4, "participation": 0.75, "momentum": 0.9, "augment": "flip",
-        "lr_schedule": "cosine",
-    }  # fmt: skip
-    whole = small(**settings)
-    wanted = whole.fit()
-    run = small(**settings, out=tmp_path / "run")
-    with pytest.raises(KeyboardInterrupt):
-        run.fit(Break(2, inside))
-    again = Federation.resume(tmp_path / "run")
-    result = again.fit()
-    assert states(again) == states(whole)
-    assert distance(result.weights, wanted.weights) == 0
-    assert [line["round"] for line in result.history] == [1, 2, 3, 4]
-    timed = ("seconds", "evaluate_seconds")
-    for found, line in zip(result.history, wanted.history, strict=True):
-        assert {k: v for k, v in found.items() if k not in timed} == {k: v for k, v in line.items() if k not in timed}
-
-
-@pytest.mark.parametrize("method", ["scaffold", "feddyn", "fedadam:bias_correction=true"])
-def test_rounds_after_the_last_checkpoint_are_repeated(method: str, tmp_path: Path) -> None:
-    # Killed without a word: the newest state is some rounds old, while records of later rounds are there already.
-    settings: dict[str, Any] = {"method": method, "rounds": 5, "participation": 0.5}
-    whole = small(**settings)
-    wanted = whole.fit()
-    run = small(**settings, out=tmp_path / "run")
-    with pytest.raises(KeyboardInterrupt):
-        run.fit(Break(1))
-    folder = tmp_path / "run"
-    older = {p: p.read_bytes() for p in (folder / "checkpoints").iterdir()}
-    Federation.resume(folder).fit()
-    for path in [*(folder / "checkpoints").iterdir(), folder / "result.json", folder / "model.safetensors"]:
-        path.unlink()
-    for path, content in older.items():
-        path.write_bytes(content)
-    again = Federation.resume(tmp_path / "run")
-    result = again.fit()
-    assert states(again) == states(whole)
-    assert [line["round"] for line in result.history] == [1, 2, 3, 4, 5]
-    assert result.accuracy == wanted.accuracy
-
-
-def test_a_run_may_change_executor_when_it_is_taken_up(tmp_path: Path, two_workers: Pool) -> None:
-    settings: dict[str, Any] = {"method": "scaffold", "rounds": 3, "momentum": 0.9}
-    whole = small(**settings)
-    whole.fit()
-    with pytest.raises(KeyboardInterrupt):
-        small(**settings, out=tmp_path / "run").fit(Break(1))
-    again = Federation.resume(tmp_path / "run", executor="workers", pool=two_workers)
-    again.fit()
-    assert states(again) == states(whole)
-    with pytest.raises(UserError, match="'lr' cannot change when a run is resumed"):
-        Federation.resume(tmp_path / "run", lr=0.5)
-
-
-def test_kept_momentum_survives_a_stop(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"rounds": 3, "momentum": 0.9, "persistent_momentum": True}
-    whole = small(**settings)
-    whole.fit()
-    with pytest.raises(KeyboardInterrupt):
-        small(**settings, out=tmp_path / "run").fit(Break(1))
-    again = Federation.resume(tmp_path / "run")
-    again.fit()
-    assert states(again) == states(whole)
-
-
-def test_a_finished_run_is_read_back(tmp_path: Path) -> None:
-    run = small(out=tmp_path / "run", method=f"{HERE}:Count+fedbn", model="cnn")
-    result = run.fit()
-    again = Federation.resume(tmp_path / "run").fit()
-    assert (again.accuracy, again.rounds, again.method) == (result.accuracy, result.rounds, result.method)
-    assert again.folder == result.folder == tmp_path / "run"
-    model, info = load_tensors(tmp_path / "run" / "model.safetensors")
-    assert info["round"] == 2
-    for name, value in result.weights.items():
-        assert torch.equal(model[name], value)
-    # What stayed with the clients is stored under their names.
-    home = [n for n in model if n.startswith("client/2/")]
-    assert sorted(n.removeprefix("client/2/") for n in home) == sorted(
-        f"stages.stage{i}.1.{n}" for i in (1, 2, 3) for n in ("weight", "bias", "running_mean", "running_var")
-    )
-
-
-def test_other_data_are_noticed(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        small(out=tmp_path / "run").fit(Break(1))
-    other = load("synthetic:samples=100,test=20,classes=4,seed=1")
-    with pytest.raises(UserError, match="the data of the run .* have changed"):
-        Federation.resume(tmp_path / "run", dataset=other)
+# Data, devices, learning
 
 
 def test_fitting_twice_gives_the_same_result() -> None:
@@ -415,70 +294,3 @@ def test_learning_goes_somewhere() -> None:
     assert result.accuracy > 0.85
     assert result.history[-1]["train_loss"] < 0.5 * result.history[0]["train_loss"]
     assert math.isfinite(result.history[0]["local_loss"])
-
-
-# What a record must not let happen
-
-TINY: dict[str, Any] = {"data": "synthetic:samples=60,test=20,classes=3", "clients": 2, "partition": "iid"}
-
-
-def test_a_run_of_a_changed_method_file_does_not_go_on(tmp_path: Path) -> None:
-    text = (
-        "from dataclasses import dataclass\nfrom isofed import Method\n\n\n@dataclass(frozen=True)\n"
-        "class Mine(Method):\n    def gradient(self, step):\n        step.grad.mul_(1.0)\n"
-    )
-    (tmp_path / "mine.py").write_text(text)
-    settings: dict[str, Any] = {
-        "data": "synthetic:samples=60,test=20,classes=3",
-        "model": "mlp",
-        "clients": 2,
-        "partition": "iid",
-    }
-    method = f"{tmp_path / 'mine.py'}:Mine"
-    isofed.Federation(**settings, method=method, rounds=1, out=tmp_path / "run")
-    (tmp_path / "mine.py").write_text(text.replace("1.0", "2.0"))
-    with pytest.raises(isofed.UserError, match=r"mine\.py has changed since the run"):
-        isofed.Federation.resume(tmp_path / "run")
-
-
-def test_a_data_set_given_in_python_is_recorded_as_such(tmp_path: Path) -> None:
-    mine = load("synthetic:samples=60,test=20,classes=3")
-    usual: dict[str, Any] = {"model": "mlp", "clients": 2, "partition": "iid", "rounds": 1}
-    first = isofed.Federation(**usual, dataset=mine, out=tmp_path / "run").fit()
-    with pytest.raises(isofed.UserError, match="given in Python"):
-        isofed.Federation.resume(tmp_path / "run")
-    again = isofed.Federation.resume(tmp_path / "run", dataset=mine).fit()
-    assert again.accuracy == first.accuracy
-    assert {k: v.tolist() for k, v in again.weights.items()} == {k: v.tolist() for k, v in first.weights.items()}
-
-
-def test_a_class_called_like_a_built_in_method_is_not_taken_for_it(tmp_path: Path) -> None:
-    from isofed.methods import Method
-    from isofed.methods import parse as parse_method
-
-    fake = type("FedProx", (Method,), {})()
-    assert str(parse_method(fake)) != "fedprox"
-    usual: dict[str, Any] = {
-        "data": "synthetic:samples=60,test=20,classes=3",
-        "model": "mlp",
-        "clients": 2,
-        "partition": "iid",
-    }
-    isofed.Federation(**usual, rounds=1, method=fake, out=tmp_path / "run")
-    with pytest.raises(isofed.UserError, match="there is no method"):
-        isofed.Federation.resume(tmp_path / "run")
-
-
-def test_the_model_of_a_run_loads_in_one_line(tmp_path: Path) -> None:
-    from isofed.models import load
-
-    settings: dict[str, Any] = {
-        "data": "synthetic:samples=60,test=20,classes=3",
-        "clients": 2,
-        "partition": "iid",
-        "norm": "group:2",
-    }
-    made = isofed.Federation(**settings, rounds=1, out=tmp_path / "run").fit()
-    loaded = load(tmp_path / "run").state_dict()
-    assert loaded.keys() == made.weights.keys()
-    assert all(torch.equal(loaded[k], v) for k, v in made.weights.items())

@@ -33,3 +33,7 @@ class Painter:
 
 def numbered(count: int, suffix: str = "png") -> list[str]:
     return [f"{number:03}.{suffix}" for number in range(count)]
+
+
+def rows(part: data.Part) -> list[bytes]:
+    return [image.tobytes() for image in part.images.numpy()]

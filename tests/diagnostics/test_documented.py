@@ -8,7 +8,7 @@ import inspect
 import pkgutil
 
 from isofed import diagnostics
-from tests.test_docs import DOCS, blocks, tables
+from tests.docs.reading import DOCS, blocks, tables
 from tests.test_package import HEAVY, modules_after
 
 PAGE = DOCS / "diagnostics.md"

@@ -21,12 +21,6 @@ from isofed.engine.slots import Slots
 from isofed.engine.world import World
 from isofed.layout import Layout, Tensors
 from isofed.methods import Step, Visit, names
-from isofed.models import create, fused
-from isofed.models.base import BatchNorm1d, BatchNorm2d
-from isofed.models.convolution import FusedConv2d
-from isofed.models.dropout import Dropout, dropouts, hashed, places
-from isofed.models.slim import slim_forward
-from isofed.models.tiles import tickets
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")]
 SMALL: dict[str, Any] = {
@@ -241,143 +235,6 @@ def test_memory_is_a_constant_plus_that_of_the_slots() -> None:
     assert each > 0 and peaks[0] + 6 * each == pytest.approx(peaks[2], rel=0.15)
 
 
-SHAPES = [(64, 64, 32, 32), (64, 512, 4, 4), (16, 3, 5, 7), (37, 96, 8, 8), (64, 512), (5, 10), (64, 1280, 4, 4)]
-
-
-@pytest.mark.parametrize("relu", [False, True])
-@pytest.mark.parametrize("offset", [0.0, 100.0])
-@pytest.mark.parametrize("shape", SHAPES)
-def test_fused_batch_norm_agrees_with_float64(shape: tuple[int, ...], offset: float, relu: bool) -> None:
-    if not fused.available():
-        pytest.skip("no Triton here")
-    draws = torch.Generator("cuda").manual_seed(3)
-    x = torch.randn(shape, device="cuda", generator=draws) * 1.7 + offset
-    g = torch.randn(shape, device="cuda", generator=draws)
-    if len(shape) == 4:
-        x, g = x.to(memory_format=torch.channels_last), g.to(memory_format=torch.channels_last)
-    layer = (BatchNorm2d if len(shape) == 4 else BatchNorm1d)(shape[1]).cuda()
-    layer.weight.data.normal_(generator=draws)
-    layer.bias.data.normal_(generator=draws)
-    plain = (nn.BatchNorm2d if len(shape) == 4 else nn.BatchNorm1d)(shape[1]).cuda().double()
-    plain.load_state_dict({k: v for k, v in layer.state_dict().items()} | {"num_batches_tracked": torch.tensor(0)})
-    layer.ticket, layer.relu = tickets(shape[1], x.device), relu
-
-    def outputs(module: Any, inputs: torch.Tensor, gradient: torch.Tensor) -> list[torch.Tensor]:
-        inputs = inputs.detach().clone(memory_format=torch.preserve_format).requires_grad_()
-        made = module(inputs)
-        made = made.relu() if relu and module is plain else made
-        return [made.detach(), *torch.autograd.grad(made, [inputs, module.weight, module.bias], gradient)]
-
-    ours, again, theirs = outputs(layer, x, g), outputs(layer, x, g), outputs(plain, x.double(), g.double())
-    outputs(plain, x.double(), g.double())
-    assert all(torch.equal(a, b) for a, b in zip(ours, again, strict=True))
-    # float32 knows numbers near 100 to 7.6e-6, against a spread of 1.7.
-    limit = 1e-5 if offset else 1e-6
-    flips = 2e-2 if relu and offset else limit  # and so on which side of the ReLU a few of millions are
-    running = [(layer.running_mean, plain.running_mean), (layer.running_var, plain.running_var)]
-    for n, (a, b) in enumerate([*zip(ours, theirs, strict=True), *running]):
-        assert a is not None and b is not None
-        assert (a.double() - b).norm() <= (flips if 1 <= n <= 3 else limit) * max(float(b.norm()), 0.3 * len(b) ** 0.5)
-
-
-@pytest.mark.parametrize("shape", [(64, 64, 14, 14), (64, 128), (3, 5, 2, 7)])
-def test_fused_dropout_drops_the_same_entries(shape: tuple[int, ...]) -> None:
-    if not fused.available():
-        pytest.skip("no Triton here")
-    layer = Dropout(0.25)
-    layer.key = torch.tensor(-(2**61) + 12345, device="cuda")
-    x = torch.randn(shape, device="cuda")
-    x = (x.to(memory_format=torch.channels_last) if len(shape) == 4 else x).requires_grad_()
-    results = []
-    for on in (False, True):
-        layer.fused = on
-        made = layer(x)
-        results.append((made.detach(), torch.autograd.grad(made.sum(), x)[0]))
-    for plain, ours in zip(*results, strict=True):
-        assert int(((plain != 0) != (ours != 0)).sum()) == 0
-        assert torch.equal(plain, ours), float((plain - ours).abs().max())
-    assert 0.6 < float((results[1][0] != 0).float().mean()) < 0.9
-
-
-@pytest.mark.parametrize("behind", ["", "relu", "relu, pool"])
-@pytest.mark.parametrize(
-    ("batch", "size", "layer"),
-    [
-        (64, (32, 32), (3, 32, 3, 1, 0)),  # pictures, then inputs, outputs, size, stride, padding
-        (64, (30, 30), (32, 64, 3, 1, 0)),
-        (64, (32, 32), (3, 64, 3, 1, 1)),
-        (10, (28, 28), (1, 6, 5, 1, 0)),
-        (3, (9, 13), (3, 70, 3, 2, 1)),
-        (2, (5, 5), (4, 16, 4, 1, 1)),
-    ],
-)
-def test_a_fused_convolution_agrees_with_float64(
-    batch: int, size: tuple[int, int], layer: tuple[int, int, int, int, int], behind: str
-) -> None:
-    if not fused.available():
-        pytest.skip("no Triton here")
-    plain, relu, pool = nn.Conv2d(*layer, device="cuda"), "relu" in behind, "pool" in behind
-    plain.weight.data = plain.weight.data.to(memory_format=torch.channels_last)
-    ours = FusedConv2d.of(plain, relu, pool)
-    assert ours.thin == (layer[0] < 5)
-    draws = torch.Generator("cuda").manual_seed(3)
-    x = torch.randn((batch, layer[0], *size), device="cuda", generator=draws).to(memory_format=torch.channels_last)
-    g = torch.randn(ours(x).shape, device="cuda", generator=draws).to(memory_format=torch.channels_last)
-    parameters = [*ours.parameters()]
-    twins = [p.detach().double().requires_grad_() for p in parameters]
-    made = nn.functional.conv2d(x.double(), twins[0], twins[1], layer[3], layer[4])
-    made = made.relu() if relu else made
-    made = nn.functional.max_pool2d(made, 2) if pool else made
-    exact = [made.detach(), *torch.autograd.grad(made, twins, g.double())]
-    cudnn = torch.backends.cudnn
-    before, cudnn.deterministic = (cudnn.allow_tf32, cudnn.deterministic), True
-    try:
-        # In tf32 a factor has 11 bits; where numbers are nearly equal or nearly 0, their maximum or ReLU is another's.
-        for cudnn.allow_tf32, limit in [(False, 3e-6), (True, 3e-2 if behind else 1e-3)]:
-            results = []
-            for _ in range(2):
-                found = ours(x)
-                results.append([found.detach(), *torch.autograd.grad(found, parameters, g)])
-            for a, b, c in zip(*results, exact, strict=True):
-                assert torch.equal(a, b) and a.shape == c.shape
-                assert float((a.double() - c).norm()) <= limit * float(c.norm())
-    finally:
-        cudnn.allow_tf32, cudnn.deterministic = before
-
-
-def test_a_fused_network_has_the_parts_that_can_be_fused() -> None:
-    if not fused.available():
-        pytest.skip("no Triton here")
-    network = create("pfl-cnn", classes=10).cuda()
-    names_before, x = [*network.state_dict()], torch.rand(4, 3, 32, 32, device="cuda")
-    x = x.contiguous(memory_format=torch.channels_last)
-    expected = network.eval()(x).logits
-    fused.fuse(network.to(memory_format=torch.channels_last))  # type: ignore[call-overload]
-    parts = [(m.thin, m.relu, m.pool) for m in network.modules() if isinstance(m, FusedConv2d)]
-    assert parts == [(True, True, False), (False, True, True)]
-    assert [*network.state_dict()] == names_before
-    torch.testing.assert_close(network(x).logits, expected, rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.parametrize("model", ["pfl-cnn", "resnet20"])
-def test_a_fused_network_is_slimmed_like_a_plain_one(model: str) -> None:
-    x = torch.rand(8, 3, 32, 32, device="cuda").contiguous(memory_format=torch.channels_last)
-    found = []
-    for fuses in (False, True):
-        network = create(model, classes=10).cuda().train()
-        for drop in dropouts(network):
-            drop.p = 0.0
-        if fuses:
-            fused.fuse(network.to(memory_format=torch.channels_last))  # type: ignore[call-overload]
-        logits = slim_forward(network, x, 0.5).logits
-        logits.square().mean().backward()
-        found.append([logits.detach(), *(p.grad for p in network.parameters()), *network.buffers()])
-    before = torch.backends.cudnn.allow_tf32
-    for a, b in zip(*found, strict=True):
-        assert a is not None and b is not None
-        assert float((a - b).norm()) <= (5e-2 if before else 1e-4) * max(float(a.norm()), 1e-3)
-
-
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_an_update_is_that_of_torch(momentum: float, nesterov: bool) -> None:
@@ -395,10 +252,3 @@ def test_an_update_is_that_of_torch(momentum: float, nesterov: bool) -> None:
         sgd.step()
     assert int(counter) == 3
     torch.testing.assert_close(weights.double(), twin.detach(), rtol=1e-6, atol=1e-6)
-
-
-def test_a_gpu_drops_the_same_entries_as_a_cpu() -> None:
-    for key in (3, -(2**60)):
-        here = hashed(torch.tensor(key), places(torch.empty(50, 300)))
-        there = hashed(torch.tensor(key, device="cuda"), places(torch.empty(50, 300, device="cuda")))
-        assert torch.equal(there.cpu(), here)
