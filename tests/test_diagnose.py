@@ -18,7 +18,7 @@ from isofed.federation import Federation
 from isofed.models import create
 from tests.cli_tools import complaint, isofed, succeeds
 from tests.engine.plain import Plain, small
-from tests.test_recorder import Stop
+from tests.run_tools import Stop
 
 QUICK = {"samples": "20", "probes": "8", "points": "3"}
 

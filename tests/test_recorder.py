@@ -21,21 +21,11 @@ from isofed.models import create
 from isofed.progress import Watcher
 from isofed.records import RunFolder
 from tests.engine.plain import Plain, distance, small
+from tests.run_tools import Stop
 
 
 def timeless(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{k: v for k, v in line.items() if not k.endswith("seconds")} for line in lines]
-
-
-class Stop(Watcher):
-    """Ctrl-C after a round."""
-
-    def __init__(self, after: int) -> None:
-        self.after = after
-
-    def round(self, line: dict[str, Any]) -> None:
-        if line["round"] == self.after:
-            raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedbn", "spherefed", "fedavgm+feddecorr"])

@@ -14,31 +14,9 @@ from isofed.engine.workers import Pool
 from isofed.errors import UserError
 from isofed.federation import Federation
 from isofed.files import load_tensors
-from isofed.progress import Watcher
 from tests.engine.own_methods import HERE
 from tests.engine.plain import distance, small
-
-
-def states(run: Federation) -> dict[str, bytes]:
-    tensors = {"weights": run.state.weights} | run.state.server
-    tensors |= {f"{k}/{n}": v for k, s in run.state.clients.items() for n, v in s.items()}
-    return {k: v.numpy().tobytes() for k, v in tensors.items()}
-
-
-class Break(Watcher):
-    """Stops a run after a round, as Ctrl-C would; or in the middle of the next one."""
-
-    def __init__(self, after: int, inside: bool = False) -> None:
-        self.after, self.inside, self.done = after, inside, 0
-
-    def client(self, done: int, of: int) -> None:
-        if self.inside and self.done == self.after and done == 2:
-            raise KeyboardInterrupt
-
-    def round(self, line: dict[str, Any]) -> None:
-        self.done += 1
-        if not self.inside and self.done == self.after:
-            raise KeyboardInterrupt
+from tests.run_tools import Stop, content
 
 
 @pytest.mark.parametrize("inside", [False, True])
@@ -55,10 +33,10 @@ def test_a_run_that_is_taken_up_ends_as_if_it_had_never_stopped(method: str, ins
     wanted = whole.fit()
     run = small(**settings, out=tmp_path / "run")
     with pytest.raises(KeyboardInterrupt):
-        run.fit(Break(2, inside))
+        run.fit(Stop(2, inside))
     again = Federation.resume(tmp_path / "run")
     result = again.fit()
-    assert states(again) == states(whole)
+    assert content(again) == content(whole)
     assert distance(result.weights, wanted.weights) == 0
     assert [line["round"] for line in result.history] == [1, 2, 3, 4]
     timed = ("seconds", "evaluate_seconds")
@@ -74,17 +52,17 @@ def test_rounds_after_the_last_checkpoint_are_repeated(method: str, tmp_path: Pa
     wanted = whole.fit()
     run = small(**settings, out=tmp_path / "run")
     with pytest.raises(KeyboardInterrupt):
-        run.fit(Break(1))
+        run.fit(Stop(1))
     folder = tmp_path / "run"
     older = {p: p.read_bytes() for p in (folder / "checkpoints").iterdir()}
     Federation.resume(folder).fit()
     for path in [*(folder / "checkpoints").iterdir(), folder / "result.json", folder / "model.safetensors"]:
         path.unlink()
-    for path, content in older.items():
-        path.write_bytes(content)
+    for path, data in older.items():
+        path.write_bytes(data)
     again = Federation.resume(tmp_path / "run")
     result = again.fit()
-    assert states(again) == states(whole)
+    assert content(again) == content(whole)
     assert [line["round"] for line in result.history] == [1, 2, 3, 4, 5]
     assert result.accuracy == wanted.accuracy
 
@@ -94,10 +72,10 @@ def test_a_run_may_change_executor_when_it_is_taken_up(tmp_path: Path, two_worke
     whole = small(**settings)
     whole.fit()
     with pytest.raises(KeyboardInterrupt):
-        small(**settings, out=tmp_path / "run").fit(Break(1))
+        small(**settings, out=tmp_path / "run").fit(Stop(1))
     again = Federation.resume(tmp_path / "run", executor="workers", pool=two_workers)
     again.fit()
-    assert states(again) == states(whole)
+    assert content(again) == content(whole)
     with pytest.raises(UserError, match="'lr' cannot change when a run is resumed"):
         Federation.resume(tmp_path / "run", lr=0.5)
 
@@ -107,10 +85,10 @@ def test_kept_momentum_survives_a_stop(tmp_path: Path) -> None:
     whole = small(**settings)
     whole.fit()
     with pytest.raises(KeyboardInterrupt):
-        small(**settings, out=tmp_path / "run").fit(Break(1))
+        small(**settings, out=tmp_path / "run").fit(Stop(1))
     again = Federation.resume(tmp_path / "run")
     again.fit()
-    assert states(again) == states(whole)
+    assert content(again) == content(whole)
 
 
 def test_a_finished_run_is_read_back(tmp_path: Path) -> None:
@@ -132,7 +110,7 @@ def test_a_finished_run_is_read_back(tmp_path: Path) -> None:
 
 def test_other_data_are_noticed(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
-        small(out=tmp_path / "run").fit(Break(1))
+        small(out=tmp_path / "run").fit(Stop(1))
     other = load("synthetic:samples=100,test=20,classes=4,seed=1")
     with pytest.raises(UserError, match="the data of the run .* have changed"):
         Federation.resume(tmp_path / "run", dataset=other)

@@ -13,7 +13,7 @@ from isofed.federation import Federation
 from isofed.progress import Watcher
 from isofed.tracking import check, scalars
 from tests.engine.plain import small
-from tests.test_recorder import Stop
+from tests.run_tools import Stop
 
 needs_tensorboard = pytest.mark.skipif(
     importlib.util.find_spec("tensorboard") is None, reason="TensorBoard is not installed (the extra 'track')"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 from pathlib import Path
 from typing import Any
@@ -18,19 +17,7 @@ from isofed.files import load_tensors
 from isofed.methods import names, parse
 from tests.engine.own_methods import HERE
 from tests.engine.plain import small
-
-
-def content(run: Federation) -> dict[str, str]:
-    """Fingerprints of every byte that a run leaves behind: the model, the server's state and the clients'."""
-    tensors = {"weights": run.state.weights} | {f"server/{k}": v for k, v in run.state.server.items()}
-    for client, state in run.state.clients.items():
-        tensors |= {f"client/{client}/{k}": v for k, v in state.items()}
-    return {k: hashlib.sha256(v.contiguous().numpy().tobytes()).hexdigest()[:8] for k, v in tensors.items()}
-
-
-def numbers(run: Federation) -> list[dict[str, Any]]:
-    timed = ("seconds", "evaluate_seconds")
-    return [{k: v for k, v in line.items() if k not in timed} for line in run.history]
+from tests.run_tools import content, numbers
 
 
 def same_everywhere(one_worker: Pool, two_workers: Pool, **settings: Any) -> Federation:

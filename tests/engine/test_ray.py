@@ -33,7 +33,7 @@ from isofed.progress import Watcher
 from tests.cli_tools import environment
 from tests.engine.own_methods import HERE
 from tests.engine.plain import small
-from tests.engine.test_executors import content, numbers
+from tests.run_tools import content, numbers
 
 Make = Callable[[int], Cluster]
 CORES = 9  # that Ray is told it has: three actors for most tests, and six that die

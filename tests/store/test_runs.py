@@ -13,40 +13,12 @@ from isofed import store
 from isofed.errors import RunError
 from isofed.federation import Federation
 from isofed.files import Tensors, load_tensors, save_tensors
-from isofed.progress import Watcher
 from isofed.store import Remembered
 from tests.engine.plain import small
+from tests.run_tools import Stop, content, numbers
 from tests.store.tools import same
 
 MANY: dict[str, Any] = {"clients": 12, "participation": 0.25, "partition": "iid", "rounds": 8, "local_epochs": 1}
-
-
-def content(run: Federation) -> dict[str, bytes]:
-    """Every byte that a run leaves."""
-    tensors = {"weights": run.state.weights} | run.state.server
-    tensors |= {f"{client}/{name}": v for client, state in run.state.clients.items() for name, v in state.items()}
-    return {name: value.contiguous().numpy().tobytes() for name, value in tensors.items()}
-
-
-def numbers(run: Federation) -> list[dict[str, Any]]:
-    timed = ("seconds", "evaluate_seconds")
-    return [{k: v for k, v in line.items() if k not in timed} for line in run.history]
-
-
-class Stop(Watcher):
-    """Stops a run after some rounds, or in the middle of the next."""
-
-    def __init__(self, after: int, inside: bool = False) -> None:
-        self.left, self.inside = after, inside
-
-    def client(self, done: int, of: int) -> None:
-        if self.inside and not self.left and done == 2:
-            raise KeyboardInterrupt
-
-    def round(self, line: dict[str, Any]) -> None:
-        self.left -= 1
-        if not self.left and not self.inside:
-            raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("method", ["scaffold", "fedbn", "moon:head=none", "feddyn+fedbn"])
