@@ -144,3 +144,25 @@ def test_how_a_run_is_computed_and_recorded_makes_no_other_run() -> None:
     assert plain.key == same.key and plain.name == same.name
     assert plain.key != Job(cell(values={"lr": 0.3}), 0).key
     assert plain.key != Job(cell("FedUV"), 0).key
+
+
+def test_a_longer_run_tells_the_time_of_a_round_as_well(tmp_path: Path) -> None:
+    short = {"rounds": 5, "evaluate_every": 5}
+    asked = Job(cell("FedUV", short, preset="table5", measures={"time": "seconds"}), 0)
+    write(tmp_path, Job(cell("FedUV", {"rounds": 60, "lr_schedule": "cosine"}), 0), {"seconds": 3.0}, rounds=60)
+    write(tmp_path, Job(cell("FedUV", {"rounds": 2}), 1), {"seconds": 9.0}, rounds=2)  # too few
+    write(tmp_path, Job(cell("FedUV", {"rounds": 60, "local_steps": 9}), 2), {"seconds": 9.0}, rounds=60)
+    write(tmp_path, Job(cell("FedUV", {"rounds": 60}), 3, probe=(("lr", "1"),)), {"seconds": 9.0}, rounds=60)
+    results = Results(tmp_path)
+    assert {seed: one.measures["seconds"] for seed, one in results.by_seed(asked).items()} == {0: 3.0}
+    assert results.of(Job(asked.cell, 0, Length(0.5))) is None  # a shortened table has its own
+    more = cell("FedUV", short, preset="table5", measures={"time": "seconds", "IID": "accuracy"})
+    assert results.of(Job(more, 0)) is None
+
+
+def test_a_shortened_run_is_no_test_of_a_printed_accuracy(tmp_path: Path) -> None:
+    short = Job(cell(measures={"IID": "accuracy", "MACs": "macs"}), 0, Length(0.5))
+    write(tmp_path, short, {"accuracy": 20.0, "macs": 5.0})
+    (found,) = Results(tmp_path).by_seed(short).values()
+    assert Entry(short.cell, "IID", "accuracy", row(52.9), 52.9, (found,), (20.0,)).within is None
+    assert Entry(short.cell, "MACs", "macs", row(5.0), 5.0, (found,), (5.0,)).within  # which rounds do not change

@@ -151,3 +151,10 @@ def test_what_is_printed_is_read_as_it_stands() -> None:
     assert found["SphereFed", "T1", "CIFAR-100", "MobileNetV2;alpha=0.5;classifier GFLOPs", "FedAvg"].mean == 1.9e4
     diverges = [row for row in found.values() if row.printed == "DIVERGES"]
     assert [row.method for row in diverges] == ["+Norm"] and diverges[0].mean is None
+
+
+def test_a_hessian_is_probed_less_after_a_shortened_run() -> None:
+    cell = presets.load("fedalign", "table1").cells[0]
+    assert Length().diagnosis(cell.diagnose) == {"only": "curvature", "samples": 640, "probes": 100, "clients": 16}
+    assert Length(0.2).diagnosis(cell.diagnose) == {"only": "curvature", "samples": 640, "probes": 33, "clients": 16}
+    assert Length(0.2).diagnosis({"only": "tsne"}) == {"only": "tsne"}

@@ -15,6 +15,7 @@ import pytest
 from isofed.errors import UserError
 from isofed.papers import budget
 from isofed.papers.budget import Budget, Telling
+from isofed.papers.data import Data
 from isofed.papers.plan import Job, Length
 from isofed.papers.results import Results
 from isofed.papers.runner import run
@@ -32,6 +33,7 @@ class Heard(Telling):
         self.begun: list[str] = []
         self.left: list[str] = []
         self.failures: list[str] = []
+        self.later: list[str] = []
         self.clients = 0
         self._at, self._act = at_round, act
 
@@ -51,6 +53,9 @@ class Heard(Telling):
 
     def left_out(self, data: str, count: int, why: str) -> None:
         self.left.append(why)
+
+    def put_off(self, job: Job, needed: float, left: float) -> None:
+        self.later.append(str(job))
 
 
 class Spent(Budget):
@@ -99,7 +104,7 @@ def test_what_cannot_be_expected_to_end_is_not_carried_on(tmp_path: Path, short_
     todo = jobs(cell("FedAvg", {"rounds": 1000}))
     heard = Heard()
     outcome = run(todo, Results(tmp_path / "r"), tmp_path / "runs", Budget(3.0), heard, whole=True)
-    assert outcome.over and len(heard.rounds) == 2
+    assert outcome.over and len(heard.rounds) in (2, 3)
 
 
 def test_a_budget_that_is_over_begins_nothing(tmp_path: Path) -> None:
@@ -202,17 +207,64 @@ def test_a_result_says_what_it_was_made_with_and_nothing_of_the_machines_folders
     assert path.stat().st_size < 50_000
 
 
-def test_what_others_like_it_took_too_long_for_is_not_begun(tmp_path: Path, short_reserve: None) -> None:
+def test_what_others_like_it_took_too_long_for_is_put_off_and_shorter_ones_run(
+    tmp_path: Path, short_reserve: None
+) -> None:
     results = Results(tmp_path / "r")
     run(jobs(cell()), results, tmp_path / "runs", FOREVER, Heard())
-    (done,) = results.all()
-    pace = float(done.content["seconds"]) / 4
-    longer = jobs(cell("FedUV", {"rounds": 100_000}))
-    assert results.expected(longer[0]) == pytest.approx(100_000 * pace)
+    todo = jobs(cell("FedUV", {"rounds": 100_000}), cell("FedUV"))
     heard = Heard()
-    outcome = run(longer, results, tmp_path / "runs", Budget(5.0), heard, whole=True)
-    assert outcome.over and heard.begun == []
-    assert Results(tmp_path / "none").expected(longer[0]) is None
+    outcome = run(todo, results, tmp_path / "runs", Budget(60.0), heard, whole=True)
+    assert outcome.over and outcome.finished == 1 and outcome.missing == 1
+    assert heard.begun == ["FedUV"] and heard.rounds == [1, 2, 3, 4]
+    assert heard.later == [str(todo[0])] == list(outcome.put_off)
+
+
+def test_what_was_given_up_tells_about_others_like_it(tmp_path: Path, short_reserve: None) -> None:
+    heard = Heard()
+    todo = jobs(cell("FedAvg", {"rounds": 1000}), cell("FedUV", {"rounds": 1000}))
+    outcome = run(todo, Results(tmp_path / "r"), tmp_path / "runs", Budget(3.0), heard, whole=True)
+    assert heard.begun == ["FedAvg"] and len(outcome.put_off) == 2  # the second one is not even begun
+
+
+def test_a_row_that_only_asks_something_after_the_last_round_is_not_put_off(
+    tmp_path: Path, short_reserve: None
+) -> None:
+    base, branched = jobs(cell())[0], jobs(cell("FFC", after="FedAvg"))[0]
+    run([base], Results(tmp_path / "r"), tmp_path / "runs", FOREVER, Heard(), keep=True)
+    (path,) = (tmp_path / "r").rglob("*.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"seconds": 1e6}))
+    outcome = run(
+        [base, branched], Results(tmp_path / "r"), tmp_path / "runs", Budget(60.0), Heard(), whole=True, keep=True
+    )
+    assert outcome.finished == 1 and not outcome.put_off
+
+
+def test_a_run_that_goes_on_is_recorded_in_the_precision_that_it_was_begun_in(
+    tmp_path: Path, short_reserve: None
+) -> None:
+    (begun,), heard = jobs(cell()), Heard()
+    run([begun], Results(tmp_path / "r"), tmp_path / "runs", Spent(None, heard, rounds=2), heard)
+    other = Job(begun.cell, 0, how=(("precision", "bf16"),))
+    run([other], Results(tmp_path / "r"), tmp_path / "runs", FOREVER, Heard())
+    found = Results(tmp_path / "r").of(other)
+    assert found is not None and found.precision == "fp32"
+
+
+def test_a_diagnosis_that_is_too_long_for_the_budget_is_given_up(tmp_path: Path, short_reserve: None) -> None:
+    todo, heard = jobs(cell(diagnose={"only": "curvature", "samples": 20, "probes": 8})), Heard()
+    outcome = run(todo, Results(tmp_path / "r"), tmp_path / "runs", Spent(None, heard, rounds=4), heard)
+    assert outcome.over and outcome.missing == 1 and heard.rounds == [1, 2, 3, 4]
+    again = Heard()
+    assert run(todo, Results(tmp_path / "r"), tmp_path / "runs", FOREVER, again).finished == 1 and again.rounds == []
+
+
+def test_data_are_read_once_however_cells_take_turns(tmp_path: Path) -> None:
+    one, two = jobs(cell(), cell("FedUV", {"data": "synthetic:samples=100,test=80,classes=4,size=4"}))
+    data = Data()
+    first = data.get(one)
+    data.get(two)
+    assert data.get(one) is first
 
 
 def test_a_round_that_is_too_long_for_the_budget_is_given_up(tmp_path: Path, short_reserve: None) -> None:

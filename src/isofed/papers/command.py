@@ -15,6 +15,7 @@ from isofed.errors import RunError, UserError, unknown
 from isofed.experiments import seeds_of
 from isofed.papers import pages, presets, show
 from isofed.papers.budget import Budget
+from isofed.papers.data import Data
 from isofed.papers.plan import HOW, Job, Length, covering, matching
 from isofed.papers.presets import DEFAULT, Preset
 from isofed.papers.published import PAPERS
@@ -92,13 +93,14 @@ def paper(console: Console, words: Sequence[str], shows: bool, quiet: bool) -> N
             presets.names(name)
         show.listing(console, results, names or tuple(PAPERS))
         return
-    budget = Budget(seconds_of(asked.budget) if asked.budget else None)
+    budget = Budget.of_command(seconds_of(asked.budget) if asked.budget else None)
     failures: dict[str, str] = {}
+    data = Data(show.Progress(console, quiet).reading)
     for preset in _chosen(names):
         if shows:
             show.show(console, preset, results, asked.variant)
         else:
-            failures |= _run(console, preset, asked, budget, quiet)
+            failures |= _run(console, preset, asked, budget, data, quiet)
     if failures:
         which, why = next(iter(failures.items()))
         raise RunError(f"{many(len(failures), 'run')} could not be finished; '{which}' stopped because {why}")
@@ -111,7 +113,7 @@ def _chosen(names: Sequence[str]) -> list[Preset]:
     return [presets.load(names[0], name) for name in names[1:] or presets.names(names[0])]
 
 
-def _run(console: Console, preset: Preset, asked: Words, budget: Budget, quiet: bool) -> dict[str, str]:
+def _run(console: Console, preset: Preset, asked: Words, budget: Budget, data: Data, quiet: bool) -> dict[str, str]:
     """Run what is missing of a preset and show its table; what failed, with its sentence."""
     runs, folder = Path(asked.runs), Path(asked.results)
     if asked.length.label == TINY:  # a trial of the machinery: nothing of it belongs among the results
@@ -129,11 +131,14 @@ def _run(console: Console, preset: Preset, asked: Words, budget: Budget, quiet: 
             show.Progress(console, quiet),
             whole=_yes("whole", asked.whole),
             keep=_yes("keep_runs", asked.keep_runs),
+            data=data,
         )
     except KeyboardInterrupt:
         raise KeyboardInterrupt("Nothing is lost; the same command goes on") from None
     how = "the budget is spent" if outcome.over else "done"
     left = f"; {many(outcome.missing, 'run')} still missing: the same command goes on" if outcome.missing else ""
+    if outcome.put_off:
+        left += f" ({len(outcome.put_off)} of them put off, which would not have ended in time)"
     console.print(
         f"{how}: {many(outcome.finished, 'run')} finished{left}; results in {folder}", highlight=False, markup=False
     )

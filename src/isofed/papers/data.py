@@ -7,24 +7,26 @@ from isofed.errors import UserError
 from isofed.papers import tiny
 from isofed.papers.plan import Job
 
+MOST = 4 << 30  # bytes of pictures that are held; of more, only what is needed at the moment
+
 
 class Data:
-    """The last data set that was needed, so that it is read once for many cells."""
+    """The data sets that were needed last, so that each is read once for many cells and tables."""
 
     def __init__(self, progress: Progress | None = None) -> None:
         self._progress = progress
-        self._key: tuple[str, str | None, bool | None] | None = None
-        self._dataset: Dataset | None = None
+        self._held: dict[tuple[str, str | None, bool | None], Dataset] = {}
 
     def get(self, job: Job) -> Dataset:
         """The data set of a job; a UserError where its files are missing, unless hardly any are needed."""
         s = job.settings
         shared = s.partition.startswith("pathological") if job.length.label == tiny.TINY else None
         key = (s.data, s.root, shared)
-        if self._dataset is None or self._key != key:
-            self._dataset = self._read(s.data, s.root) if shared is None else self._few(s.data, s.root, shared)
-            self._key = key
-        return self._dataset
+        if key not in self._held:
+            if sum(map(_bytes, self._held.values())) > MOST:
+                self._held.clear()
+            self._held[key] = self._read(s.data, s.root) if shared is None else self._few(s.data, s.root, shared)
+        return self._held[key]
 
     def _read(self, data: str, root: str | None) -> Dataset:
         return load(data, root, self._progress)
@@ -36,3 +38,7 @@ class Data:
         except UserError:
             return tiny.made_up(data, shared)
         return tiny.cut(whole, shared)
+
+
+def _bytes(dataset: Dataset) -> int:
+    return sum(part.images.nbytes for part in (dataset.train, dataset.test))

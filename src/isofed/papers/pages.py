@@ -44,8 +44,8 @@ the third writes these pages anew. What a run may be told:
 | `variant=paper` | what a variant changes: the paper's text where public code differs, and others |
 | `scale=0.3` | this part of the rounds, with a schedule of its own; always labelled |
 | `scale=tiny` | two rounds of a thin network on a few pictures, made-up ones where files are missing; kept apart |
-| `budget=25m` | stop cleanly after this time (`90s`, `1.5h`); checked after every round |
-| `whole=true` | begin only what can be expected to end within the budget |
+| `budget=25m` | stop cleanly after this time (`90s`, `1.5h`), counted from the start of the command |
+| `whole=true` | run only what can be expected to end within the budget, and put off the rest |
 | `data_root=F` | the folder of the data sets; without it `ISOFED_DATA` |
 | `results=F`, `runs=F` | where results and run folders are; `results/` and `runs/papers/` |
 | `keep_runs=true` | leave checkpoints and models of finished runs in place |

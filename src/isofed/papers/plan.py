@@ -53,6 +53,13 @@ class Length:
         shorter = {k: self._every(str(values[k])) for k in ("diagnose", "keep") if k in values}
         return {**values, **shorter, "rounds": max(1, round(self.scale * rounds))}
 
+    def diagnosis(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Options of ``isofed diagnose`` after the run; a Hessian is probed a third as often after a shortened one."""
+        if self.scale is None:
+            return tiny.options(options)
+        fewer = {"probes": max(1, int(options["probes"]) // 3)} if self.scale < 1 and "probes" in options else {}
+        return {**options, **fewer}
+
     def _every(self, text: str) -> str:
         """``every:20`` of a run of 60 rounds is ``every:6`` of one of 18."""
         every = keep_rule(text, "diagnose")
@@ -96,10 +103,7 @@ class Job:
 
     def _key(self) -> str:
         s = self.settings
-        skipped = HOW | RECORD | {"root", "seed", "method"}
-        known = {name: f.default for name, f in Settings.model_fields.items()}
-        # Only what is not the default, so that a new setting does not make everything another run.
-        changed = {k: v for k, v in s.to_dict().items() if k not in skipped and v != known[k]}
+        changed = _changed(s.to_dict(), HOW | RECORD | {"root", "seed", "method"})
         text = json.dumps([str(s.method), changed, self.length.label == TINY], sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
@@ -118,6 +122,17 @@ class Job:
     def __str__(self) -> str:
         more = [self.length.label, *(f"{k}={v}" for k, v in self.probe), f"seed {self.seed}"]
         return f"{self.cell}, {', '.join(word for word in more if word)}"
+
+
+def _changed(values: Mapping[str, Any], skipped: set[str]) -> dict[str, Any]:
+    """Settings that are not the default, so that a new setting does not make everything another run."""
+    known = {name: f.default for name, f in Settings.model_fields.items()}
+    return {k: v for k, v in values.items() if k not in skipped and k in known and v != known[k]}
+
+
+def round_of(values: Mapping[str, Any]) -> str:
+    """The same for all settings whose rounds take equally long, however many there are and whatever their rate."""
+    return json.dumps(_changed(values, HOW | RECORD | {"root", "seed", "rounds", "lr_schedule"}), sort_keys=True)
 
 
 def slug(text: str) -> str:

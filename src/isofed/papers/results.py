@@ -10,11 +10,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from isofed.config import Settings
 from isofed.errors import UserError
 from isofed.files import plain, write_atomic, write_error
-from isofed.papers.plan import HOW, Job
+from isofed.papers.measure import RATIOS
+from isofed.papers.plan import HOW, Job, round_of
 
 FORMAT = 1
+ROUNDS = 3  # from which on the median of all but the first is a round's time
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,7 @@ class Results:
         self.folder = folder
         self._found: dict[str, list[Finished]] = {}
         self._kinds: set[tuple[str, str]] = set()
+        self._rounds: dict[str, list[Finished]] = {}  # by what a round of theirs is
         for path in sorted(folder.rglob("*.json")) if folder.is_dir() else []:
             self._add(Finished(path, _read(path)))
 
@@ -64,6 +68,8 @@ class Results:
         self._kinds.add((settings["data"], settings["model"]))
         known = self._found.setdefault(finished.key, [])
         known[:] = [*(one for one in known if one.path != finished.path), finished]
+        if not finished.probe and int(finished.content["rounds"]) >= ROUNDS and _has(finished, RATIOS, whole=True):
+            self._rounds.setdefault(round_of(settings), []).append(finished)
 
     def of(self, job: Job) -> Finished | None:
         """The result of a job, if there is one."""
@@ -81,20 +87,11 @@ class Results:
             own = one.path.parent == self.path(job).parent and one.path.name.startswith(job.name)
             if _has(one, job.cell.measures.values()) and (one.seed not in found or own):
                 found[one.seed] = one
+        if set(job.cell.measures.values()) <= RATIOS and not job.probe and not job.length.label:
+            # Where a round's time is all that is asked for, a longer run of the same tells it as well.
+            for one in self._rounds.get(round_of(json.loads(json.dumps(job.settings.to_dict()))), []):
+                found.setdefault(one.seed, one)
         return dict(sorted(found.items()))
-
-    def expected(self, job: Job) -> float | None:
-        """Seconds that a job may take, after others with the same data, network and method, or at least network."""
-        kind = (job.settings.data, job.settings.model)
-        alike = [
-            (float(one.content["seconds"]) / int(one.content["rounds"]), one.content["method"] == job.cell.method)
-            for one in self.all()
-            if (one.content["settings"]["data"], one.content["settings"]["model"]) == kind
-            and one.content["how"]["device"] == job.settings.device
-            and one.content["rounds"]
-        ]
-        own = [pace for pace, same in alike if same] or [pace for pace, _ in alike]
-        return max(own) * job.settings.rounds if own else None
 
     def all(self) -> list[Finished]:
         """Every result."""
@@ -117,8 +114,9 @@ class Results:
         return finished
 
 
-def _has(finished: Finished, measures: Iterable[str]) -> bool:
-    return finished.content.get("failure") is not None or set(measures) <= set(finished.measures)
+def _has(finished: Finished, measures: Iterable[str], whole: bool = False) -> bool:
+    """Whether a result has these measures, or none because it diverged, unless that does not do."""
+    return (finished.content.get("failure") is not None and not whole) or set(measures) <= set(finished.measures)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -137,10 +135,9 @@ def text_of(content: Mapping[str, Any]) -> str:
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-def head(job: Job) -> dict[str, Any]:
-    """What a result is of."""
-    cell, s = job.cell, job.settings
-    values = s.to_dict()
+def head(job: Job, ran: Settings | None = None) -> dict[str, Any]:
+    """What a result is of; ``ran`` are the settings of its run, which may have been begun in another precision."""
+    cell, values = job.cell, (ran or job.settings).to_dict()
     return {
         "format": FORMAT,
         "paper": cell.paper,

@@ -12,10 +12,10 @@ from typing import Any
 
 from isofed.data import Dataset
 from isofed.diagnose import Diagnosis, Options, diagnosed
-from isofed.engine.world import World
 from isofed.errors import RunError, UserError
 from isofed.federation import Federation
-from isofed.papers import figures, presets, tiny
+from isofed.papers import budget as budgets
+from isofed.papers import figures, pace, presets
 from isofed.papers.budget import Budget, BudgetOver, Telling, Timed, terminated
 from isofed.papers.data import Data
 from isofed.papers.measure import Run, measured
@@ -35,6 +35,7 @@ class Outcome:
     missing: int = 0  # jobs that are still to be run, here or elsewhere
     failures: dict[str, str] = field(default_factory=dict)
     over: bool = False  # whether the budget ended it
+    put_off: dict[str, float] = field(default_factory=dict)  # jobs that would not have ended in time: seconds they need
 
 
 def run(
@@ -46,15 +47,17 @@ def run(
     *,
     whole: bool = False,
     keep: bool = False,
+    data: Data | None = None,
 ) -> Outcome:
     """Run the jobs that have no result yet, in order, for as long as the budget lasts.
 
     Args:
         runs: the folder of the run folders, which hold what is needed to go on.
-        whole: begin only what can be expected to be finished within the budget.
+        whole: run only what can be expected to be finished within the budget, and put off the rest.
         keep: leave checkpoints and models of finished runs where they are; otherwise only their records stay.
+        data: data sets that were read before, for calls one after another.
     """
-    outcome, data = Outcome(), Data(tell.reading)
+    outcome, data, begun = Outcome(), data or Data(tell.reading), list[Job]()
     todo = [job for job in jobs if results.of(job) is None]
     absent: dict[str, str] = {}
     with terminated():
@@ -65,7 +68,11 @@ def run(
             if job.settings.data in absent:
                 continue
             try:
-                budget.check(_needed(job, results, runs) if whole else 0.0)
+                budget.check()
+                needed = _needed(job, jobs, results, runs, begun) if whole else 0.0
+                if budget.left < needed + budgets.RESERVE:
+                    _put_off(job, needed, outcome, budget, tell)
+                    continue
                 dataset = data.get(job)
             except BudgetOver:
                 outcome.over = True
@@ -76,9 +83,13 @@ def run(
                 tell.left_out(job.settings.data, waiting, str(error))
                 continue
             tell.cell(number, len(todo), job)
+            begun.append(job)
             try:
                 _one(job, jobs, dataset, results, runs, budget, tell, whole)
             except BudgetOver:
+                if whole:  # something shorter may still fit
+                    _put_off(job, _needed(job, jobs, results, runs, begun), outcome, budget, tell)
+                    continue
                 outcome.over = True
                 break
             except RunError as error:
@@ -88,6 +99,7 @@ def run(
                 outcome.finished += 1
                 if not keep:
                     _tidy(job, todo, results, runs)
+    outcome.over = outcome.over or bool(outcome.put_off)
     outcome.missing = sum(1 for job in jobs if results.of(job) is None)
     if todo and len(absent) and outcome.missing == len(todo) and not outcome.over and not outcome.failures:
         raise UserError(next(iter(absent.values())))
@@ -105,8 +117,9 @@ def _one(
     whole: bool,
 ) -> None:
     """One job from wherever it is to its result."""
-    folder, began = job.folder(runs), time.monotonic()
+    folder = job.folder(runs)
     federation = _take_up(job, jobs, dataset, runs)
+    made = head(job, federation.settings)
     try:
         result = federation.fit(Timed(tell, budget, whole))
     except RunError as error:
@@ -114,27 +127,31 @@ def _one(
             raise
         written = RunFolder.open(folder)
         more = {"failure": str(error), "measures": {}, **_record(written, written.metrics())}
-        results.write(job, head(job) | more)
+        results.write(job, made | more)
         tell.failed(job, f"it diverged, which is recorded as its result: {error}")
         return
-    if time.monotonic() - began > 1 and job.cell.diagnose:
-        budget.check()
-    written = RunFolder.open(folder)
-    diagnosis = _diagnose(job, dataset, folder)
-    made = Run(World.create(federation.settings, dataset), result, diagnosis)
-    lines = written.diagnostics()
-    measures = measured(made, [*job.cell.measures.values(), *job.cell.also]) | figures.measured(lines, diagnosis)
-    content = head(job) | {"measures": measures, **_record(written, result.history)}
+    ended, written = time.monotonic(), RunFolder.open(folder)
+    diagnosis = _diagnose(job, dataset, folder, budget, whole)
+    lines, ran = written.diagnostics(), Run(federation.world, result, diagnosis)
+    measures = measured(ran, [*job.cell.measures.values(), *job.cell.also]) | figures.measured(lines, diagnosis)
+    content = made | {"measures": measures, **_record(written, result.history)}
+    content["after"] = float(f"{time.monotonic() - ended:.5g}")
     content |= {"exchanges": [_brief(line) for line in result.exchanges], "notes": result.notes}
     results.write(job, content | figures.numbers(lines, diagnosis, job.cell.figure.get("diagnosis", [])))
     tell.finished(job, measures)
 
 
-def _needed(job: Job, results: Results, runs: Path) -> float:
-    """Seconds that a run may still take, as far as others like it tell."""
-    expected = results.expected(job) or 0.0
-    lines = RunFolder(job.folder(runs)).metrics() if (job.folder(runs) / CONFIG).exists() else []
-    return expected * (1 - len(lines) / job.settings.rounds)
+def _needed(job: Job, jobs: Sequence[Job], results: Results, runs: Path, begun: Sequence[Job]) -> float:
+    """Seconds that a job may still take, as far as others like it tell."""
+    base = _base(job, jobs)
+    if base and not (job.folder(runs) / CONFIG).exists() and _ended(base.folder(runs), job):
+        return 0.0  # it only has to ask what follows the last round
+    return pace.needed(job, results, runs, begun)
+
+
+def _put_off(job: Job, needed: float, outcome: Outcome, budget: Budget, tell: Telling) -> None:
+    outcome.put_off[str(job)] = needed
+    tell.put_off(job, needed, budget.left - budgets.RESERVE)
 
 
 def _take_up(job: Job, jobs: Sequence[Job], dataset: Dataset, runs: Path) -> Federation:
@@ -168,16 +185,23 @@ def _base(job: Job, jobs: Sequence[Job]) -> Job | None:
 
 def _branch(ended: Path, folder: Path, job: Job) -> bool:
     """Copy the last state of a finished run, so that only what follows it is done anew."""
-    if not (ended / CONFIG).exists():
-        return False
-    base = RunFolder.open(ended)
-    last = base.latest()
-    if last is None or last.round != job.settings.rounds or base.result() is None:
+    base = _ended(ended, job)
+    if base is None:
         return False
     made = RunFolder.create(folder, job.settings.to_dict(), base.environment)
     shutil.copytree(ended / CHECKPOINTS, made.path / CHECKPOINTS)
     shutil.copy(ended / METRICS, made.path / METRICS)
     return True
+
+
+def _ended(folder: Path, job: Job) -> RunFolder | None:
+    """A finished run with the rounds and the precision of a job, whose last state is still there."""
+    if not (folder / CONFIG).exists():
+        return None
+    base, s = RunFolder.open(folder), job.settings
+    last = base.latest()
+    same = (base.config["precision"], base.config["deterministic"]) == (s.precision, s.deterministic)
+    return base if last and last.round == s.rounds and base.result() is not None and same else None
 
 
 def _tidy(job: Job, todo: Sequence[Job], results: Results, runs: Path) -> None:
@@ -194,16 +218,25 @@ def _tidy(job: Job, todo: Sequence[Job], results: Results, runs: Path) -> None:
             (folder / MODEL).unlink()
 
 
-def _diagnose(job: Job, dataset: Dataset, folder: Path) -> dict[str, Any]:
+def _diagnose(job: Job, dataset: Dataset, folder: Path, budget: Budget, whole: bool) -> dict[str, Any]:
+    """What is measured after the last round; if the budget ends before it does, it is begun anew another time."""
     if not job.cell.diagnose:
         return {}
-    given = tiny.options(job.cell.diagnose) if job.length.label == tiny.TINY else job.cell.diagnose
-    options = Options.of({key: str(value) for key, value in given.items()} | {"device": job.settings.device})
+    given = {key: str(value) for key, value in job.length.diagnosis(job.cell.diagnose).items()}
+    options = Options.of(given | {"device": job.settings.device})
     known = RunFolder.open(folder).diagnosis()
     if set(options.sections) <= set(known):
         return known
+
+    def tell(done: int, of: int) -> None:
+        if budget.left < budgets.RESERVE / 2:
+            raise BudgetOver
+
     try:
-        return diagnosed(Diagnosis(folder, options, dataset=dataset))
+        diagnosis = Diagnosis(folder, options, dataset=dataset)
+        if whole:
+            budget.check(sum(diagnosis.seconds(name, diagnosis.a_pass) for name in options.sections))
+        return diagnosed(diagnosis, lambda run, section: tell)
     except (UserError, ValueError) as error:  # such as a missing package, or a Hessian that is not finite
         raise RunError(f"the run is finished but cannot be diagnosed: {error}") from error
 
@@ -219,7 +252,9 @@ def _record(folder: RunFolder, history: Sequence[Mapping[str, Any]]) -> dict[str
     environment = {k: folder.environment[k] for k in known} | {"code": code_version()}
     events = sum(len(line["events"]) for line in history)
     seconds = float(f"{sum(line['seconds'] for line in history):.5g}")
-    return {"environment": environment, "rounds": len(history), "seconds": seconds, "events": events, "curve": curve}
+    evaluation = float(f"{sum(line.get('evaluate_seconds') or 0.0 for line in history):.5g}")
+    times = {"seconds": seconds, "evaluation": evaluation}
+    return {"environment": environment, "rounds": len(history), **times, "events": events, "curve": curve}
 
 
 def _brief(line: Mapping[str, Any]) -> dict[str, Any]:

@@ -185,3 +185,7 @@ class Progress(Telling):
 
     def left_out(self, data: str, count: int, why: str) -> None:
         self._say(f"left out, {many(count, 'run')} on {data}: {why}")
+
+    def put_off(self, job: Job, needed: float, left: float) -> None:
+        still = f"needs about {duration(needed)} more" if needed else "would not end in time"
+        self._say(f"put off: {job} {still}, and {duration(max(0.0, left))} are left")
