@@ -38,6 +38,13 @@ def test_a_table_is_shown(tmp_path: Path) -> None:
     assert code == 0 and "UniVarFL table 2" in out and " 20.0 1 " in out and "not run: " in out
 
 
+def test_what_the_paper_prints_is_shown_before_anything_is_run(tmp_path: Path) -> None:
+    code, out, _ = isofed(
+        "feduv", "table1", "only=cifar100,alpha=0.01", "methods=FedUV", "--show", f"results={tmp_path}"
+    )
+    assert code == 0 and "CIFAR-100 alpha=0.01 FedUV 55.7 ± 1.0" in out and "not run: all of it" in out
+
+
 def test_a_tiny_run_goes_from_the_words_to_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = ("univarfl", "table2", "only=rho=0.5", "methods=UniVarFL", "scale=tiny", "executor=serial")
@@ -48,8 +55,11 @@ def test_a_tiny_run_goes_from_the_words_to_a_result(tmp_path: Path, monkeypatch:
     content = json.loads(path.read_text())
     assert content["length"] == "tiny" and content["how"]["executor"] == "serial"
     assert not (tmp_path / "results").exists()  # never among the results
+    assert "made-up pictures stood in for stl10" in out and "shortened, tiny" in out
     code, out, _ = isofed(*words)
     assert code == 0 and "done: 0 runs finished; results" in out
+    code, out, _ = isofed(*words, "--show")
+    assert code == 0 and f" {content['measures']['accuracy']:.1f} 1 " in out and "shortened, tiny" in out
 
 
 def test_a_run_that_needs_data_says_so(tmp_path: Path) -> None:
@@ -67,6 +77,8 @@ def test_a_run_that_needs_data_says_so(tmp_path: Path) -> None:
         (["feduv", "table1", "only=cifar1000"], "no cell of feduv table1 fits cifar1000"),
         (["feduv", "table1", "scale=3"], "scale=3 must be above 0 and at most 1"),
         (["feduv", "table1", "budget=soon"], "budget=soon is no time; write it as 90s, 25m or 1.5h"),
+        (["feduv", "table1", "budget=10s"], "budget=10s is too short: 10 s of it are kept to stop in time"),
+        (["feduv", "table1", "only=cifar100"], "'cifar100' needs the folder it was unpacked into: give data_root="),
         (["feduv", "table1", "whole=perhaps"], "whole=perhaps must be true or false"),
         (["feduv", "table1", "variant=papr"], "there is no variant of feduv table1 'papr'"),
         (["feduv", "table1", "only=cifar100", "lr=fast"], "lr=fast is not possible"),

@@ -65,7 +65,7 @@ def test_a_table_is_made_of_its_results(tmp_path: Path) -> None:
     assert compare.done(load("feduv", "table4"), results)[0] == 2
     assert compare.done(load("univarfl", "table1"), results)[0] == 1
     console = Console(record=True, width=200, color_system=None, file=io.StringIO())
-    show.show(console, preset, results)
+    show.show(console, preset, results, preset.cells)
     text = console.export_text()
     assert "51.6 ± 1.7" in text and "50.1 ± 1.0" in text and "-7.7" in text
     assert "paper FedUV > FedAvg; here FedAvg > FedUV; 0 of 1 pairs agree" in text

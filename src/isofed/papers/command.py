@@ -14,10 +14,10 @@ from isofed.display import many
 from isofed.errors import RunError, UserError, unknown
 from isofed.experiments import seeds_of
 from isofed.papers import pages, presets, show
-from isofed.papers.budget import Budget
+from isofed.papers.budget import RESERVE, Budget
 from isofed.papers.data import Data
 from isofed.papers.plan import HOW, Job, Length, covering, matching
-from isofed.papers.presets import DEFAULT, Preset
+from isofed.papers.presets import DEFAULT, Cell, Preset
 from isofed.papers.published import PAPERS
 from isofed.papers.results import Results
 from isofed.papers.runner import run
@@ -64,14 +64,29 @@ class Words:
     def length(self) -> Length:
         return Length.of(self.scale)
 
-    def jobs(self, preset: Preset) -> list[Job]:
-        """The cells that were chosen, each with every seed: all of the first seed come first."""
+    @property
+    def tiny(self) -> bool:
+        return self.length.label == TINY
+
+    @property
+    def folders(self) -> tuple[Path, Path]:
+        """Where runs and results go; a trial of the machinery has its own, for nothing of it belongs among results."""
+        runs = Path(self.runs)
+        return (runs / TINY, runs / TINY / "results") if self.tiny else (runs, Path(self.results))
+
+    def cells(self, preset: Preset) -> list[Cell]:
+        """The cells that were chosen."""
         cells = matching(preset.of(self.variant), self.only, self.methods)
         if not cells:
             raise UserError(
                 f"no cell of {preset.paper} {preset.name} fits {self.only or self.methods}; "
                 f"its first one is '{preset.cells[0]}'"
             )
+        return cells
+
+    def jobs(self, preset: Preset) -> list[Job]:
+        """The cells that were chosen, each with every seed: all of the first seed come first."""
+        cells = self.cells(preset)
         if self.scale == TINY and not self.only and not self.methods:
             cells = covering(cells)  # enough to see that everything runs
         seeds = seeds_of(self.seeds or (1 if self.scale == TINY else preset.seeds))
@@ -87,7 +102,7 @@ def paper(console: Console, words: Sequence[str], shows: bool, quiet: bool) -> N
         written = pages.write(Path(asked.results), Path("docs/results"))
         console.print(f"written: {', '.join(map(str, written))}", highlight=False, markup=False, soft_wrap=True)
         return
-    results = Results(Path(asked.results))
+    results = Results(asked.folders[1])
     if not names or (len(names) == 1 and names != ["all"] and not shows):
         for name in names:
             presets.names(name)
@@ -98,7 +113,7 @@ def paper(console: Console, words: Sequence[str], shows: bool, quiet: bool) -> N
     data = Data(show.Progress(console, quiet).reading)
     for preset in _chosen(names):
         if shows:
-            show.show(console, preset, results, asked.variant)
+            show.show(console, preset, results, asked.cells(preset), asked.variant, asked.tiny)
         else:
             failures |= _run(console, preset, asked, budget, data, quiet)
     if failures:
@@ -115,10 +130,7 @@ def _chosen(names: Sequence[str]) -> list[Preset]:
 
 def _run(console: Console, preset: Preset, asked: Words, budget: Budget, data: Data, quiet: bool) -> dict[str, str]:
     """Run what is missing of a preset and show its table; what failed, with its sentence."""
-    runs, folder = Path(asked.runs), Path(asked.results)
-    if asked.length.label == TINY:  # a trial of the machinery: nothing of it belongs among the results
-        runs = runs / TINY
-        folder = runs / "results"
+    runs, folder = asked.folders
     results, jobs = Results(folder), asked.jobs(preset)
     for job in jobs:
         _ = job.settings  # whatever is wrong with one is said before any of them starts
@@ -142,8 +154,10 @@ def _run(console: Console, preset: Preset, asked: Words, budget: Budget, data: D
     console.print(
         f"{how}: {many(outcome.finished, 'run')} finished{left}; results in {folder}", highlight=False, markup=False
     )
-    if asked.length.label != TINY and not quiet:
-        show.show(console, preset, Results(folder), asked.variant)
+    if data.made_up:
+        console.print(f"made-up pictures stood in for {', '.join(sorted(data.made_up))}", highlight=False, markup=False)
+    if not quiet:
+        show.show(console, preset, Results(folder), asked.cells(preset), asked.variant, asked.tiny)
     return outcome.failures
 
 
@@ -157,6 +171,8 @@ def seconds_of(text: str) -> float:
     total = 3600 * hours + 60 * minutes + seconds
     if total <= 0:
         raise UserError(f"budget={text} is no time; write it as 90s, 25m or 1.5h")
+    if total < 3 * RESERVE:
+        raise UserError(f"budget={text} is too short: {RESERVE:.0f} s of it are kept to stop in time; give 1m or more")
     return total
 
 

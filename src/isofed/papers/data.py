@@ -15,6 +15,7 @@ class Data:
 
     def __init__(self, progress: Progress | None = None) -> None:
         self._progress = progress
+        self.made_up: set[str] = set()  # data sets whose files are missing, and which hardly matter
         self._held: dict[tuple[str, str | None, bool | None], Dataset] = {}
 
     def get(self, job: Job) -> Dataset:
@@ -29,13 +30,17 @@ class Data:
         return self._held[key]
 
     def _read(self, data: str, root: str | None) -> Dataset:
-        return load(data, root, self._progress)
+        try:
+            return load(data, root, self._progress)
+        except UserError as error:
+            raise UserError(str(error).replace("give root=", "give data_root=")) from error
 
     def _few(self, data: str, root: str | None, shared: bool) -> Dataset:
         """Of a data set, or made up where its files are missing."""
         try:
             whole = self._read(data, root)
         except UserError:
+            self.made_up.add(data)
             return tiny.made_up(data, shared)
         return tiny.cut(whole, shared)
 

@@ -104,7 +104,8 @@ def _index(results: Results, every: dict[str, list[Preset]]) -> str:
             good = f"{sum(bool(e.within) for e in judged)} of {len(judged)}" if judged else ""
             name = f"[{preset}]({paper}.md#{preset.name[:-1]}-{preset.name[-1]})"
             table.append(_row(name, str(count), str(full), good, str(some - full) if some > full else "", preset.title))
-    parts = [INTRODUCTION.rstrip(), "\n".join(table), *_data(results, itertools.chain(*every.values()))]
+    nothing = [] if results.all() else ["**Nothing has been run so far**; `--show` prints the papers' numbers alone."]
+    parts = [INTRODUCTION.rstrip(), *nothing, "\n".join(table), *_data(results, itertools.chain(*every.values()))]
     return "\n\n".join(parts) + "\n"
 
 

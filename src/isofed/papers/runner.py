@@ -79,8 +79,6 @@ def run(
                 break
             except UserError as error:
                 absent[job.settings.data] = str(error)
-                waiting = sum(1 for other in todo if other.settings.data == job.settings.data)
-                tell.left_out(job.settings.data, waiting, str(error))
                 continue
             tell.cell(number, len(todo), job)
             begun.append(job)
@@ -102,7 +100,9 @@ def run(
     outcome.over = outcome.over or bool(outcome.put_off)
     outcome.missing = sum(1 for job in jobs if results.of(job) is None)
     if todo and len(absent) and outcome.missing == len(todo) and not outcome.over and not outcome.failures:
-        raise UserError(next(iter(absent.values())))
+        raise UserError("; ".join(absent.values()))
+    for name, why in absent.items():
+        tell.left_out(name, sum(job.settings.data == name for job in todo), why)
     return outcome
 
 

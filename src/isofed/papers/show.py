@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -16,9 +16,10 @@ from isofed.papers.budget import Telling
 from isofed.papers.compare import Entry
 from isofed.papers.measure import RATIOS, is_percent
 from isofed.papers.plan import Job, Length
-from isofed.papers.presets import DEFAULT, Preset
+from isofed.papers.presets import DEFAULT, Cell, Preset
 from isofed.papers.published import PAPERS
 from isofed.papers.results import Results
+from isofed.papers.tiny import TINY
 
 
 def number(value: float | None, measure: str) -> str:
@@ -39,7 +40,10 @@ def printed(entry: Entry) -> str:
         return row.printed.lower()
     if entry.measure in RATIOS:
         return number(entry.paper, entry.measure)
-    return row.printed + (f" ± {row.std:g}" if row.std is not None else "")
+    if row.std is None:
+        return row.printed
+    decimals = max(len(text.partition(".")[2]) for text in (row.printed, f"{row.std:g}"))
+    return f"{row.printed} ± {row.std:.{decimals}f}"
 
 
 def here(entry: Entry) -> str:
@@ -62,14 +66,24 @@ def verdict(entry: Entry) -> str:
     return {True: "yes", False: "no", None: ""}[entry.within]
 
 
-def show(console: Console, preset: Preset, results: Results, variant: str = DEFAULT) -> None:
-    """Everything that is known about a preset."""
+def show(
+    console: Console,
+    preset: Preset,
+    results: Results,
+    cells: Collection[Cell],
+    variant: str = DEFAULT,
+    tiny: bool = False,
+) -> None:
+    """Everything that is known about some cells of a preset; or what a trial at a tiny scale has given."""
     console.print(f"[bold]{escape(str(preset))}[/]: {escape(preset.title)}", highlight=False)
-    for length in compare.lengths(preset, results):
-        made = compare.entries(preset, results, length, variant)
+    for length in [Length.of(TINY)] if tiny else compare.lengths(preset, results):
+        made = [e for e in compare.entries(preset, results, length, variant) if e.cell in cells]
         _show_length(console, made, length, variant)
+    places = {(cell.dataset, cell.setting, cell.method) for cell in cells}
     for one, changes in compare.tried(preset, results):
         c = one.content
+        if (c["dataset"], c["setting"], c["method"]) not in places:
+            continue
         tried = " ".join(f"{k}={v}" for k, v in changes.items())
         value = number(one.measures.get("accuracy"), "accuracy")
         console.print(
@@ -85,12 +99,14 @@ def _show_length(console: Console, made: Sequence[Entry], length: Length, varian
     if label:
         console.print(f"\n[bold]{', '.join(label)}[/]", highlight=False)
     ran = [entry for entry in made if entry.found]
-    if ran:
+    shown = ran if length.label else made  # what the paper prints is worth seeing before anything is run
+    if shown:
         table = simple_table("data set", "setting", "method", "paper", "here", "seeds", "difference", "within 2 sd")
         for column in table.columns[1:3]:
             column.justify = "left"
-        for e in ran:
-            texts = (e.cell.dataset, e.setting, e.cell.method, printed(e), here(e), str(len(e.found)))
+        for e in shown:
+            seeds = str(len(e.found)) if e.found else ""
+            texts = (e.cell.dataset, e.setting, e.cell.method, printed(e), here(e), seeds)
             table.add_row(*map(escape, texts), difference(e), verdict(e))
         console.print(table)
     for order in compare.orders(ran):
@@ -100,7 +116,9 @@ def _show_length(console: Console, made: Sequence[Entry], length: Length, varian
         )
         console.print(text, highlight=False, markup=False)
     missing = not_run(made)
-    if missing:
+    if missing and not ran:
+        console.print("not run: all of it" if not length.label else "nothing of it was run", highlight=False)
+    elif missing:
         console.print("not run: " + "; ".join(missing), highlight=False, markup=False)
 
 
