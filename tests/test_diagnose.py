@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 from isofed import diagnostics
 from isofed.diagnose import SECTIONS, Diagnosis, Options, diagnosed
+from isofed.diagnose.command import diagnose
 from isofed.errors import UserError
 from isofed.federation import Federation
 from isofed.models import create
@@ -157,10 +161,27 @@ def test_the_command(run: Federation) -> None:
     assert "[1/3]" in out and "spectra" in out and "left" in out
     header, row = next((a, b) for a, b in zip(out.splitlines(), out.splitlines()[1:], strict=False) if "trace" in a)
     assert all(name in header for name in ("classifier rank", "significant", "gap R", "cosine", "H_N", "H_D"))
+    row = row.replace(" ± ", "±")  # the trace with its error
     assert row.startswith("fedavg, seed 0 ") and len(row.split()) == 3 + 12  # what was found before is shown, too
+    assert re.search(r" [-\d.]+±[\d.]+ ", row)
     assert f"diagnosis.json in {path(run)}" in out
     whole = succeeds("diagnose", path(run).parent, "only=labels")  # all runs below
     assert "[1/1]" in whole
+
+
+@pytest.mark.parametrize(("error", "told"), [(None, ["-", "-"]), (3.3, ["-", "-"]), (0.2, ["2.96", "0.314"])])
+def test_noise_is_not_printed_as_curvature(
+    error: float | None, told: list[str], tmp_path: Path, run: Federation
+) -> None:
+    shutil.copytree(path(run), tmp_path / "copy")
+    file = tmp_path / "copy" / "diagnosis.json"
+    clients = {"H_N": 2.96, "H_D": 0.314, "error": error}
+    file.write_text(json.dumps({"curvature": {"eigenvalues": [1.0], "trace": 5.0, "clients": clients}}))
+    console = Console(width=200, record=True, file=io.StringIO())
+    diagnose(console, [str(tmp_path / "copy"), "only=labels"])
+    out = console.export_text()
+    row = next(line for line in out.splitlines() if line.startswith("fedavg, seed 0")).split()
+    assert row[-2:] == told and ("noise outweighs the estimate" in out) == (told[0] == "-")
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,10 @@ def test_help_starts_quickly() -> None:
 
 
 def test_the_public_names() -> None:
-    assert set(isofed.__all__) == {"Federation", "Method", "Result", "RunError", "UserError", "__version__"}
+    public = {"Federation", "Method", "Result", "RunError", "UserError", "compare", "tune", "__version__"}
+    assert set(isofed.__all__) == public
+    assert public <= set(dir(isofed)) and not {"Any", "TYPE_CHECKING", "annotations"} & set(dir(isofed))
+    assert not hasattr(isofed, "Any") and callable(isofed.compare) and callable(isofed.tune)
     for name in isofed.__all__:
         assert getattr(isofed, name) is not None
     with pytest.raises(AttributeError, match="'nothing'"):

@@ -72,6 +72,7 @@ def test_the_numbers_of_a_line(tmp_path: Path) -> None:
     ]
     mean = np.average(moved, axis=0, weights=[len(run.world.clients[c]) for c in clients])
     assert line["drift"]["clients"] == list(clients)
+    assert line["drift"]["length"] == pytest.approx([np.linalg.norm(m) for m in moved], rel=1e-4)
     assert line["drift"]["distance"] == pytest.approx([np.linalg.norm(m - mean) for m in moved], rel=1e-4)
     angles = [np.degrees(np.arccos(m @ mean / np.linalg.norm(m) / np.linalg.norm(mean))) for m in moved]
     assert line["drift"]["angle"] == pytest.approx(angles, rel=1e-4)

@@ -153,7 +153,7 @@ def test_a_class_called_like_a_built_in_method_is_not_taken_for_it(tmp_path: Pat
     from isofed.methods import Method
     from isofed.methods import parse as parse_method
 
-    fake = type("FedProx", (Method,), {})()
+    fake = type("FedProx", (Method,), {"uniform": True})()
     assert str(parse_method(fake)) != "fedprox"
     usual: dict[str, Any] = {
         "data": "synthetic:samples=60,test=20,classes=3",

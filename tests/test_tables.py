@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 from pathlib import Path
 
@@ -115,6 +116,20 @@ def test_rounds_to_the_target_count_only_where_it_was_reached() -> None:
     rows = comparison(Batch(results), ["a", "b"], target=0.5)
     assert (rows[0].rounds_to_target, rows[0].reached, rows[0].seeds) == (4.5, 2, 3)
     assert (rows[1].rounds_to_target, rows[1].reached) == (None, 0)
+    # As a text, a mean over some seeds must not look better than one over all.
+    texts = [dataclasses.replace(rows[0], rounds=6).to_target, rows[1].to_target, Row("c").to_target]
+    assert texts == ["> 6 (2/3)", "never", "-"]
+    assert dataclasses.replace(rows[0], reached=3).to_target == "4.5"
+
+
+def test_epsilon_is_the_worst_of_all_seeds_and_none_where_one_has_no_noise() -> None:
+    results = {m: {s: made(m, s, 0.5) for s in (0, 1)} for m in ("a", "b")}
+    for seed, epsilon in enumerate((3.0, 4.0)):
+        results["a"][seed].privacy = {"epsilon": epsilon, "delta": 1e-5}
+    results["b"][0].privacy = {"epsilon": 1.0, "delta": 1e-5}
+    rows = comparison(Batch(results), ["a", "b"])
+    assert (rows[0].epsilon, rows[0].delta, rows[0].rounds) == (4.0, 1e-5, 2)
+    assert rows[1].epsilon is rows[1].delta is None
 
 
 def test_files_hold_the_rows(tmp_path: Path) -> None:

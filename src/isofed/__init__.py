@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import typing as _typing
 
 __version__ = "0.1.0"
 
-if TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from isofed.errors import RunError, UserError
     from isofed.federation import Federation
     from isofed.methods import Method
     from isofed.result import Result
+    from isofed.studies import compare, tune
 
 _PUBLIC = {
     "Federation": "isofed.federation",
@@ -18,14 +19,20 @@ _PUBLIC = {
     "Result": "isofed.result",
     "RunError": "isofed.errors",
     "UserError": "isofed.errors",
+    "compare": "isofed.studies",
+    "tune": "isofed.studies",
 }
-__all__ = ["Federation", "Method", "Result", "RunError", "UserError", "__version__"]
+__all__ = ["Federation", "Method", "Result", "RunError", "UserError", "compare", "tune", "__version__"]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> _typing.Any:
     # Loaded on first use, so that `isofed --help` does not wait for torch.
     if name in _PUBLIC:
         import importlib
 
         return getattr(importlib.import_module(_PUBLIC[name]), name)
     raise AttributeError(f"module 'isofed' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *(name for name in globals() if not name.startswith("_") and name != "annotations")})

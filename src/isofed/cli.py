@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -12,20 +13,25 @@ import typer
 from rich.console import Console
 
 from isofed.errors import IsofedError
+from isofed.help import Command, help_text
+from isofed.traces import place_of
 
 app = typer.Typer(
     name="isofed",
-    help="Federated learning on data that differ from client to client.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-# A file or a pipe has no width of its own: room enough that no table is cut.
-console = Console(width=None if sys.stdout is not None and sys.stdout.isatty() else 160)
+# A file or a pipe has no width of its own: room enough that no table is cut, unless COLUMNS says how much there is.
+_WIDE = (sys.stdout is not None and sys.stdout.isatty()) or os.environ.get("COLUMNS", "").isdecimal()
+console = Console(width=None if _WIDE else 160)
 errors = Console(stderr=True, soft_wrap=True)
 
 Words = Annotated[list[str] | None, typer.Argument(help="settings as key=value, and YAML files", show_default=False)]
+MethodsAndWords = Annotated[
+    list[str] | None, typer.Argument(help="methods, settings as key=value, and YAML files", show_default=False)
+]
 Debug = Annotated[bool, typer.Option("--debug", help="show the traceback of an error")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="show nothing but the result")]
 
@@ -52,10 +58,11 @@ def command(function: Callable[..., None], group: typer.Typer = app) -> Callable
         except Exception as error:
             if debug:
                 traceback.print_exc()
-            _complain(f"internal error, {type(error).__name__}: {error}. Run it again with --debug to see where.")
+            said = f"{type(error).__name__}: {str(error).rstrip('.')}{place_of(error)}"
+            _complain(f"internal error, {said}. Run it again with --debug to see where.")
             raise typer.Exit(1) from None
 
-    return group.command()(guarded)
+    return group.command(cls=Command, help=help_text(function.__doc__ or ""))(guarded)
 
 
 def _complain(text: str) -> None:
@@ -75,15 +82,11 @@ def run(
 
     [bold]Examples[/]
 
-      isofed run method=fedprox:mu=0.01 data=digits partition=dirichlet:0.1 rounds=20
-
+      isofed run method=fedprox:mu=0.01 data=digits partition=dirichlet:0.1
       isofed run method=fedprox+fedbn data=digits-domains partition=domain
-
       isofed run experiment.yaml seed=1 out=runs/second
-
-      isofed run runs/second/config.yaml            (the same run again)
-
-      isofed run --resume runs/second               (after an interruption)
+      isofed run runs/second/config.yaml      # the same run again
+      isofed run --resume runs/second         # after an interruption
     """
     from isofed import commands
 
@@ -91,17 +94,16 @@ def run(
 
 
 @command
-def compare(words: Words = None, quiet: Quiet = False, debug: Debug = False) -> None:
+def compare(words: MethodsAndWords = None, quiet: Quiet = False, debug: Debug = False) -> None:
     """Compare methods over seeds, on the same splits and initial weights.
 
     Words without '=' before any ':' are methods; the first is what the others are compared with. seeds=3 means three
-    seeds, seeds=1,5,9 those. The same command again does only what is missing.
+    seeds, seeds=1,5,9 those; without it there is one. The same command again does only what is missing.
 
     [bold]Examples[/]
 
-      isofed compare fedavg fedprox scaffold data=digits partition=dirichlet:0.05 seeds=3
-
-      isofed compare fedavg fedprox:mu=0.1 my_method.py:Mine rounds=30 target=0.8 out=runs/mine
+      isofed compare fedavg fedprox scaffold data=digits seeds=3
+      isofed compare fedavg fedprox:mu=0.1 my_method.py:Mine rounds=30 target=0.8
     """
     from isofed import commands
 
@@ -109,15 +111,15 @@ def compare(words: Words = None, quiet: Quiet = False, debug: Debug = False) -> 
 
 
 @command
-def tune(words: Words = None, quiet: Quiet = False, debug: Debug = False) -> None:
+def tune(words: MethodsAndWords = None, quiet: Quiet = False, debug: Debug = False) -> None:
     """Try a grid of settings on a validation part, then judge the best one on the test part, once.
 
-    Give a method and at least one setting with several values; fedprox.mu means the option mu of fedprox.
+    Give a method and at least one setting with several values; fedprox.mu means the option mu of fedprox. seeds=2
+    tries each on two seeds and chooses by the mean; without it there is one.
 
     [bold]Examples[/]
 
       isofed tune fedavg lr=0.01,0.03,0.1 data=digits
-
       isofed tune fedprox fedprox.mu=0.001,0.01,0.1 lr=0.03,0.1 seeds=2
     """
     from isofed import commands
@@ -140,11 +142,8 @@ def methods(
     [bold]Examples[/]
 
       isofed methods
-
       isofed methods scaffold
-
-      isofed methods fednova+spherefed model=resnet56 data=synthetic:classes=100,size=32,channels=3
-
+      isofed methods fednova+spherefed model=resnet56
       isofed methods path/to/mine.py:Mine
     """
     from isofed import explain
@@ -153,13 +152,20 @@ def methods(
 
 
 @command
-def models(words: Words = None, debug: Debug = False) -> None:
+def models(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(help="size=, classes=, channels= and norm= to count for", show_default=False),
+    ] = None,
+    debug: Debug = False,
+) -> None:
     """List the networks with their parameters, multiply-accumulates and feature width.
+
+    For ten classes and pictures of 32x32 with three channels, unless you say otherwise.
 
     [bold]Examples[/]
 
       isofed models
-
       isofed models size=96 classes=7
     """
     from isofed import explain_models
@@ -168,22 +174,46 @@ def models(words: Words = None, debug: Debug = False) -> None:
 
 
 @command
-def data(words: Words = None, debug: Debug = False) -> None:
+def data(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(help="a data set or a path, and settings as key=value; or get NAME", show_default=False),
+    ] = None,
+    debug: Debug = False,
+) -> None:
     """Show what a data set holds and how it is split, as a table and, with picture=FILE, as a chart; or fetch one.
 
     [bold]Examples[/]
 
-      isofed data                                            (what there is)
-
-      isofed data digits partition=dirichlet:0.05 clients=10 picture=split.png
-
-      isofed data path/to/pictures partition=domain          (your own)
-
-      isofed data get cifar100 root=datasets                 (from its publisher)
+      isofed data                                     # what there is
+      isofed data digits partition=dirichlet:0.05 picture=split.png
+      isofed data path/to/pictures partition=domain   # your own
+      isofed data get cifar100 root=datasets          # from its publisher
     """
     from isofed import commands
 
     commands.data(console, words or [])
+
+
+@command
+def privacy(
+    words: Annotated[list[str] | None, typer.Argument(help="options as key=value", show_default=False)] = None,
+    debug: Debug = False,
+) -> None:
+    """Tell before a run which epsilon a noise amounts to, or which noise an
+    epsilon asks for.
+
+    Options: clients, rounds, participation, delta, at (server or client), and
+    noise or epsilon, one or several.
+
+    [bold]Examples[/]
+
+      isofed privacy clients=1000 participation=0.05 rounds=200
+      isofed privacy clients=1000 participation=0.05 rounds=200 epsilon=2,8
+    """
+    from isofed import privacy_plan
+
+    privacy_plan.privacy(console, words or [])
 
 
 @command
@@ -202,8 +232,7 @@ def diagnose(
     [bold]Examples[/]
 
       isofed diagnose runs/mine
-
-      isofed diagnose runs/demo only=spectra,curvature samples=1024      (a whole comparison)
+      isofed diagnose runs/demo only=spectra,curvature    # a whole comparison
     """
     from isofed import diagnose as diagnosing
 
@@ -224,11 +253,9 @@ def report(
 
     [bold]Examples[/]
 
-      isofed report runs/demo                       (writes report.html)
-
+      isofed report runs/demo                    # writes report.html
       isofed report runs/first runs/second out=both.html
-
-      isofed report runs/demo figures=figures       (the pictures as SVG and PNG, too)
+      isofed report runs/demo figures=figures    # the pictures as SVG and PNG, too
     """
     from isofed.report import commands
 
@@ -248,7 +275,6 @@ def watch(
     [bold]Examples[/]
 
       isofed watch runs/demo
-
       isofed watch runs/first runs/second port=9000
     """
     from isofed.report import commands
@@ -276,13 +302,10 @@ def paper(
 
     [bold]Examples[/]
 
-      isofed paper                                  (what there is, and what is done)
-
-      isofed paper feduv table1 only=cifar100 seeds=3 budget=25m data_root=datasets device=cuda
-
+      isofed paper                               # what there is, and what is done
+      isofed paper feduv table1 only=cifar100 budget=25m data_root=datasets
       isofed paper feduv table1 --show
-
-      isofed paper pages                            (write docs/results anew)
+      isofed paper pages                         # write docs/results anew
     """
     from isofed.papers import command as papers
 
@@ -299,13 +322,10 @@ def bench(words: Words = None, debug: Debug = False) -> None:
 
     [bold]Examples[/]
 
-      isofed bench                                  (takes a minute)
-
+      isofed bench                               # takes a minute
       isofed bench models=cnn,resnet20 batch_size=32 workers=4 repeats=5
-
       isofed bench device=cuda precision=bf16 model=resnet18 json=bench.json
-
-      isofed bench method=feduv augment=crop:4+flip (against a loop without)
+      isofed bench method=feduv augment=crop:4+flip    # against a loop without
     """
     from isofed import bench as benchmark
 
@@ -342,7 +362,10 @@ def options(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="show the version")
     ] = False,
 ) -> None:
-    """Federated learning on data that differ from client to client."""
+    """Federated learning on data that differ from client to client.
+
+    A first run takes seconds and downloads nothing: isofed run rounds=3
+    """
 
 
 def main() -> None:

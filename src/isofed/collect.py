@@ -43,6 +43,7 @@ class Collected:
         self._updates = Gathered([job.client for job in jobs])  # where a method wants to see each of them
         self._losses: dict[int, tuple[float, float]] = {}  # of each client that took a step: weighted, and the weight
         self.events: list[dict[str, Any]] = []  # what went wrong at single clients
+        self.trace = ""  # of the first error among them
         self.answered = 0
         self.clients = self._steps = self._samples = self._skipped = 0
         self._up = 0
@@ -53,6 +54,7 @@ class Collected:
             self.answered += 1
             if news.problem:
                 self._event(news.client, news.problem)
+                self.trace = self.trace or news.trace
             else:
                 self._count(news)
         else:
@@ -100,6 +102,7 @@ class Collected:
             "counts": [getattr(self, name) for name in _COUNTS],
             "by client": [dict(known) for known in self._by_client()],
             "events": self.events,
+            "trace": self.trace,
         }
 
     def merge(self, content: dict[str, Any]) -> None:
@@ -112,6 +115,7 @@ class Collected:
         for known, new in zip(self._by_client(), content["by client"], strict=True):
             known.update(new)
         self.events += content["events"]
+        self.trace = self.trace or content["trace"]
 
     def _groups(self) -> list[tuple[dict[str, ExactSum], float]]:
         """All sums, with the weights that each expects."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 import shlex
@@ -26,23 +25,25 @@ from rich.progress import (
 )
 
 from isofed import spec, tables
-from isofed.config import Settings, is_setting, read_words
+from isofed.config import Settings, is_setting, parts_with, read_words, show
 from isofed.config import settings as make_settings
 from isofed.data import download, load, sources
 from isofed.data import partition as partitions
 from isofed.data.describe import domains_of, picture, table
-from isofed.display import CompareDisplay, RunDisplay, duration, many, percent, simple_table, text_table
+from isofed.display import CompareDisplay, RunDisplay, duration, many, percent, remarks, simple_table, text_table
 from isofed.engine.world import World
 from isofed.errors import RunError, UserError
-from isofed.experiments import Batch, Plan, plan_comparison, plan_tuning, run_all, seeds_of
+from isofed.experiments import Batch, Plan, final_plans, plan_comparison, plan_tuning, run_all, seeds_of
 from isofed.federation import Federation
-from isofed.result import Result
+from isofed.records import COMPARISON, TUNING
+from isofed.result import IF_DIVERGES, Result
 
 
 def run(console: Console, words: Sequence[str], resume: str | None, quiet: bool) -> None:
     """One run, new or resumed."""
     values = read_words(words)
     display = RunDisplay(console, quiet)
+    named = resume is not None or bool(values.get("out"))
     if resume is not None:
         values.pop("out", None)
         federation, folder = Federation.resume(resume, **values), Path(resume)
@@ -53,8 +54,13 @@ def run(console: Console, words: Sequence[str], resume: str | None, quiet: bool)
         with display.showing():
             dataset = load(checked.data, checked.root, display.reading)
         federation = Federation(out=folder, dataset=dataset, **values | {"data": checked.data})
-    with _interruptible(f"isofed run --resume {shlex.quote(str(folder))}"), display.showing():
-        result = federation.fit(display)
+    try:
+        with _interruptible(f"isofed run --resume {shlex.quote(str(folder))}"), display.showing():
+            result = federation.fit(display)
+    except Exception:
+        if not named and federation.folder is not None:  # nobody would look for it under a name that was made up
+            federation.folder.remove_if_unused()
+        raise
     _print_result(console, result, folder)
 
 
@@ -82,7 +88,10 @@ def _print_result(console: Console, result: Result, folder: Path) -> None:
     if result.rounds_to_target is not None:
         console.print(f"the target was reached in round {result.rounds_to_target}", highlight=False)
     if result.events:
-        console.print(f"{result.events} events are recorded in {folder / 'metrics.jsonl'}", highlight=False)
+        are = f"{many(result.events, 'event')} {'is' if result.events == 1 else 'are'}"
+        console.print(f"{are} recorded in {folder / 'metrics.jsonl'}", highlight=False)
+    if result.diverged:
+        console.print(f"training diverges: {IF_DIVERGES}", highlight=False)
     console.print(f"recorded in {folder}", highlight=False, markup=False)
 
 
@@ -111,8 +120,11 @@ def compare(console: Console, words: Sequence[str], quiet: bool) -> None:
     s = plans[0].settings
     rows = tables.comparison(batch, list(dict.fromkeys(p.row for p in plans)), s.target)
     more = {"data": s.data, "partition": s.partition, "rounds": s.rounds, "seeds": seeds, "target": s.target}
-    written = tables.write(rows, root, "comparison", more)
+    written = tables.write(rows, root, COMPARISON, more)
     _print_comparison(console, rows, s, len(seeds))
+    for row, by_seed in batch.results.items():
+        if any(result.diverged for result in by_seed.values()):
+            console.print(f"training of {row} diverges: {IF_DIVERGES}", highlight=False, markup=False)
     console.print(
         f"recorded in {root}; this table as {written[0].name} and {written[1].name}", highlight=False, markup=False
     )
@@ -129,7 +141,8 @@ def _print_comparison(console: Console, rows: Sequence[tables.Row], s: Settings,
     columns = ["method", "accuracy %", "differ", "95 % interval", "time", "MB"]
     if s.target is not None:
         columns.insert(4, f"to {100 * s.target:g} %")
-    out = simple_table(*columns)
+    private = any(r.epsilon is not None for r in rows)
+    out = simple_table(*columns, *(["epsilon"] if private else []))
     best = max((r.accuracy for r in rows if r.accuracy is not None), default=None)
     for r in rows:
         accuracy = percent(r.accuracy) + (f" ± {100 * r.std:.1f}" if r.std is not None else "")
@@ -143,17 +156,24 @@ def _print_comparison(console: Console, rows: Sequence[tables.Row], s: Settings,
             f"{r.megabytes_per_round:.2f}" if r.megabytes_per_round is not None else "-",
         ]
         if s.target is not None:
-            reached = f" ({r.reached}/{r.seeds})" if r.reached < r.seeds else ""
-            cells.insert(4, f"{r.rounds_to_target:.1f}{reached}" if r.rounds_to_target is not None else "never")
+            cells.insert(4, r.to_target)
+        if private:
+            cells.append(f"{r.epsilon:.3g}" if r.epsilon is not None else "-")
         out.add_row(*cells)
     console.print()
     console.print(out)
     base = rows[0].method
-    to_target = "" if s.target is None else f" 'To {100 * s.target:g} %' counts rounds (in how many of the seeds)."
+    over = f"{many(seeds, 'seed')}{', less those that failed' if any(r.failed for r in rows) else ''}"
+    deltas = sorted({f"{r.delta:g}" for r in rows if r.delta is not None})
+    spent = f" Epsilon is that of a whole client, at delta {' or '.join(deltas)}." if private else ""
+    to_target = ""
+    if s.target is not None:
+        some = f"; '> {s.rounds} (1/{seeds})' means that {s.rounds} were enough for one seed only" if seeds > 1 else ""
+        to_target = f" 'To {100 * s.target:g} %' counts rounds{some}."
     console.print(
-        f"\n{s.data}, {s.partition}, {many(s.rounds, 'round')}; mean ± standard deviation over {many(seeds, 'seed')}. "
+        f"\n{s.data}, {s.partition}, {many(s.rounds, 'round')}; mean ± standard deviation over {over}. "
         f"'Differ' is to {base}, in points, paired by seed; * marks an interval that excludes zero.{to_target} "
-        f"Time is that of a round relative to {base}'s, MB what all clients send and receive in a round.",
+        f"Time is that of a round relative to {base}'s, MB what all clients send and receive in a round.{spent}",
         highlight=False,
     )
 
@@ -173,6 +193,9 @@ def tune(console: Console, words: Sequence[str], quiet: bool) -> None:
     for key, tried in grid.items():
         if not tried:
             raise UserError(f"'{key}=' names no value to try; write several, such as {key}=0.01,0.1")
+    for key in [k for k in grid if k not in Settings.model_fields and "." not in k]:
+        for part in parts_with(method, key):
+            raise UserError(f"there is no setting '{key}'; the option of {part} is tuned as {part}.{key}={plain[key]}")
     values = {k: v for k, v in plain.items() if k not in grid}
     plans, root = plan_tuning(method, grid, seeds, values, Path(str(out)) if out else None)
     display = CompareDisplay(console, quiet)
@@ -180,7 +203,7 @@ def tune(console: Console, words: Sequence[str], quiet: bool) -> None:
     trials = tables.tuning(batch, list(dict.fromkeys(p.row for p in plans)))
     _print_trials(console, trials, len(seeds))
     chosen = next(t for t in trials if t.chosen)
-    finals = _final_plans(plans, chosen.setting, root)
+    finals = final_plans(plans, chosen.setting, root)
     final = _run_all(finals, CompareDisplay(console, quiet=True))
     row = tables.comparison(final, [finals[0].row])[0]
     spread = f" ± {100 * row.std:.1f}" if row.std is not None else ""
@@ -190,7 +213,7 @@ def tune(console: Console, words: Sequence[str], quiet: bool) -> None:
         highlight=False,
     )
     more = {"method": str(method), "chosen": chosen.setting, "test_accuracy": row.accuracy, "seeds": seeds}
-    tables.write(trials, root, "tuning", more)
+    tables.write(trials, root, TUNING, more)
     console.print(f"recorded in {root}", highlight=False, markup=False)
     _report_failures(batch)
 
@@ -209,18 +232,6 @@ def _values(given: Any) -> list[str]:
     # Commas inside an option text (dirichlet:alpha=0.1,min=5) belong to it and do not make a list.
     text = str(given)
     return [text] if ":" in text else [v.strip() for v in text.split(",") if v.strip()]
-
-
-def _final_plans(plans: Sequence[Any], chosen: str, root: Path) -> list[Any]:
-    return [
-        dataclasses.replace(
-            p,
-            settings=make_settings({**dict(p.settings), "validation": 0.0, "final_test": True}),
-            folder=root / "chosen" / p.folder.parent.name / f"seed-{p.settings.seed}",
-        )
-        for p in plans
-        if p.row == chosen
-    ]
 
 
 def _print_trials(console: Console, trials: Sequence[tables.Trial], seeds: int) -> None:
@@ -327,7 +338,10 @@ def _print_split(console: Console, world: World) -> None:
         f"x{channels}{'; domains ' if dataset.domains else ''}{', '.join(dataset.domains)}",
         highlight=False,
     )
-    console.print(f"split: {world.settings.partition}, seed {world.settings.seed}\n", highlight=False)
+    console.print(f"split: {world.settings.partition}, seed {world.settings.seed}", highlight=False, soft_wrap=True)
+    for text in remarks(world):
+        console.print(f"note: {text}", highlight=False, markup=False, soft_wrap=True)
+    console.print()
     counts = partitions.counts(world.clients, train.labels, len(dataset.classes))
     domains = None
     if train.domains is not None:
@@ -351,7 +365,7 @@ def settings(console: Console) -> None:
     """Every setting with its default."""
     out = text_table("setting", "default", "what it means")
     for name, field in Settings.model_fields.items():
-        out.add_row(name, spec.show(field.default), field.description or "")
+        out.add_row(name, show(name, field.default), field.description or "")
     out.add_row("out", "a new folder in runs/", "the run folder")
     console.print(out)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import re
@@ -12,8 +13,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from isofed import spec
-from isofed.data import absolute
+from isofed.data import Dataset, absolute
 from isofed.data.augment import parse as parse_augment
+from isofed.data.base import AS_DATASET
 from isofed.data.partition import FromFile
 from isofed.data.partition import parse as parse_partition
 from isofed.errors import IsofedError, UserError, unknown
@@ -21,10 +23,19 @@ from isofed.methods import Composition
 from isofed.methods import names as method_names
 from isofed.methods import parse as parse_method
 from isofed.models.base import norm_layer
-from isofed.plugins import digests, is_file_reference, resolve
+from isofed.plugins import digests, is_file_reference, resolve, shorten
 from isofed.yaml_text import BadYAML, read_yaml_text
 
+OWN = "own"  # the norm of a network that is left as it is; 'none' is a network without any
+HOW = frozenset({"executor", "workers", "slots", "actors", "device"})  # how a run is computed, not what it computes
 _SETTING = re.compile(r"^[A-Za-z_][A-Za-z_0-9]*=")
+_AUTO = ("clients", "local_epochs", "workers", "slots", "actors")  # where to leave it out is not to have none
+_KINDS = {"float": "a number", "int": "a whole number", "bool": "true or false", "string": "a text"}  # of pydantic
+_ELSEWHERE = {
+    "seeds": "belongs to compare and tune; one run has one seed, as in seed=3",
+    "methods": "belongs to compare; a run has one method, as in method=fedprox",
+    "picture": "belongs to data, as in: isofed data digits picture=split.png",
+}
 
 
 class Settings(BaseModel):
@@ -44,7 +55,9 @@ class Settings(BaseModel):
     )
     clients: int | None = Field(None, ge=1, description="number of clients; 10, or one per domain, if not given")
     participation: float = Field(1.0, gt=0, le=1, description="share of the clients that take part in a round")
-    weighting: Literal["samples", "uniform"] = Field("samples", description="how clients count in the mean")
+    weighting: Literal["samples", "uniform"] = Field(
+        "samples", description="how clients count in the mean: by their samples, or uniform"
+    )
     rounds: int = Field(20, ge=1, description="communication rounds")
     local_epochs: int | None = Field(None, ge=1, description="passes over a client's data in a round; 5 if not given")
     local_steps: int | None = Field(None, ge=1, description="steps of a client in a round, instead of epochs")
@@ -56,21 +69,24 @@ class Settings(BaseModel):
     persistent_momentum: bool = Field(False, description="a client keeps its momentum from visit to visit")
     weight_decay: float = Field(0.0, ge=0, description="of the local optimiser")
     clip: float | None = Field(None, gt=0, description="largest norm of a gradient; longer ones are scaled down")
-    last_batch: Literal["keep", "drop"] = Field("keep", description="what happens to an epoch's last, smaller batch")
-    augment: str = Field("none", description="none, or crop:4, flip, rotation:15, jitter, autoaugment, joined by '+'")
+    last_batch: Literal["keep", "drop"] = Field("keep", description="keep or drop an epoch's last, smaller batch")
+    augment: str = Field(
+        "none",
+        description="none, or crop:4, flip, rotation:15, resized_crop, jitter, autoaugment, joined by '+'",
+    )
     validation: float = Field(0.0, ge=0, lt=1, description="share of the training part held out to judge rounds by")
     final_test: bool = Field(True, description="with a validation part: judge the final model on the test part, once")
     model: str = Field("cnn", description="a network, such as cnn or mlp, or path/to/file.py:build")
-    norm: str | None = Field(None, description="batch, group:N or none, instead of the network's own")
+    norm: str = Field(OWN, description="own (what the network has), or batch, group:N or none instead")
     seed: int = Field(0, ge=0, description="of everything random in the run")
     device: str = Field("cpu", description="cpu, cuda, cuda:1")
     executor: Literal["auto", "serial", "workers", "slots", "ray"] = Field(
-        "auto", description="how clients are trained"
+        "auto", description="how clients are trained: auto, serial, workers, slots or ray"
     )
     workers: int | None = Field(None, ge=1, description="worker processes; one per core if not given")
     slots: int | None = Field(None, ge=1, description="replicas on a GPU, side by side; as many as pay if not given")
     actors: int | None = Field(None, ge=1, description="Ray actors (executor=ray); one per GPU, or core, if not given")
-    precision: Literal["fp32", "tf32", "bf16"] = Field("fp32", description="of the local training")
+    precision: Literal["fp32", "tf32", "bf16"] = Field("fp32", description="of local training: fp32, tf32 or bf16")
     deterministic: bool = Field(True, description="the same bits each time on the same machine, also on a GPU")
     evaluate_every: int = Field(1, ge=1, description="rounds between evaluations; the last round is always judged")
     train_loss: bool = Field(True, description="evaluations include the loss on the pooled training part")
@@ -86,12 +102,32 @@ class Settings(BaseModel):
     @field_validator("method", mode="plain")
     @classmethod
     def _method(cls, value: Any) -> Composition:
+        _check_joined(value)
         return parse_method(value)
+
+    @field_validator("norm", mode="before")
+    @classmethod
+    def _norm(cls, value: Any) -> Any:
+        return OWN if value is None else value
+
+    @field_validator(*_AUTO, mode="before")
+    @classmethod
+    def _left_out(cls, value: Any) -> Any:
+        return None if isinstance(value, str) and value.lower() in ("auto", "none") else value
 
     @field_validator("model")
     @classmethod
     def _model(cls, value: str) -> str:
         return resolve(value) if is_file_reference(value) else value
+
+    @field_validator("data", mode="before")
+    @classmethod
+    def _named(cls, value: Any) -> Any:
+        if isinstance(value, Dataset):
+            raise UserError("data= names a data set; one that you have made is given as dataset=")
+        if hasattr(value, "__getitem__") and not isinstance(value, str):
+            raise UserError(f"data= names a data set or a path, it cannot be a {type(value).__name__}: {AS_DATASET}")
+        return os.fspath(value) if isinstance(value, os.PathLike) else value
 
     @field_validator("data")
     @classmethod
@@ -129,7 +165,8 @@ class Settings(BaseModel):
             raise UserError("precision=tf32 is a mode of GPUs; use fp32 or bf16 on the CPU")
         lr_at(self, 1)
         parse_augment(self.augment)
-        norm_layer(self.norm or "none")
+        if self.norm != OWN:
+            norm_layer(self.norm)
         keep_rule(self.keep, "keep")
         keep_rule(self.keep_clients, "keep_clients")
         keep_rule(self.diagnose, "diagnose")
@@ -138,7 +175,7 @@ class Settings(BaseModel):
         except IsofedError:
             raise
         except Exception as error:
-            raise UserError(f"the method '{self.method}' refuses these settings: {error}") from error
+            raise UserError(f"the method '{self.method.shown()}' refuses these settings: {error}") from error
         return self
 
     @property
@@ -159,7 +196,7 @@ def settings(values: Mapping[str, Any]) -> Settings:
     """Check all values and build the settings; what is wrong is one :class:`UserError`."""
     for key in values:
         if key not in Settings.model_fields:
-            raise unknown("setting", str(key), Settings.model_fields)
+            raise _strange(str(key), values)
     try:
         return Settings(**values)
     except ValidationError as error:
@@ -170,7 +207,62 @@ def settings(values: Mapping[str, Any]) -> Settings:
         if not first["loc"]:
             raise UserError(f"the settings are not possible: {said or first['msg']}") from None
         key, problem = str(first["loc"][0]), first["msg"].removeprefix("Input ").removeprefix("Value error, ")
-        raise UserError(f"{key}={spec.show(values.get(key))} is not possible: it {problem}") from None
+        kind = first["type"].split("_")[0]
+        if first["type"] in (f"{kind}_parsing", f"{kind}_type", "int_from_float") and kind in _KINDS:
+            problem = f"must be {_KINDS[kind]}"
+        raise UserError(f"{key}={show(key, values.get(key))} is not possible: it {problem}") from None
+
+
+def _strange(key: str, values: Mapping[str, Any]) -> UserError:
+    """The error for a name that is no setting, with where it belongs."""
+    if key in _ELSEWHERE:
+        return UserError(f"{key}= {_ELSEWHERE[key]}")
+    for part in parts_with(values.get("method"), key):
+        text = f"method={part}:{key}={spec.show(values[key])}"
+        return UserError(f"there is no setting '{key}'; as an option of {part} it is written {text}")
+    return unknown("setting", key, [*Settings.model_fields, "out"])
+
+
+def parts_with(method: Any, option: str) -> list[str]:
+    """The parts of a method that have an option of this name; none of what is no method."""
+    try:
+        parts = parse_method(method).parts if method is not None else ()
+    except IsofedError:
+        return []
+    return [shorten(name) for name, part in parts if option in map(spec.option, dataclasses.fields(part))]
+
+
+def _check_joined(method: Any) -> None:
+    """Methods with commas between them are a common slip."""
+    names = method.split(",") if isinstance(method, str) and "," in method.split(":")[0] else []
+    if len(names) > 1 and all(name.strip() in method_names() for name in names):
+        names = [name.strip() for name in names]
+        raise UserError(
+            f"'{method}' is no method: join them with '+', as in {'+'.join(names)}, or, to set them side by side: "
+            f"isofed compare {' '.join(names)}"
+        )
+
+
+def show(key: str, value: Any) -> str:
+    """The value of a setting as it is typed; what was left out goes by the word that says so."""
+    if value is None and key in (*_AUTO, "norm"):
+        return OWN if key == "norm" else "auto"
+    return spec.show(value)
+
+
+def check_changes(run: str | Path, changes: Mapping[str, Any]) -> None:
+    """Refuse to resume a run with settings that make it another; what it would be then is a run of its own."""
+    for key in sorted(set(changes) - HOW):
+        why = ", because the learning rate may depend on how many rounds there are" if key == "rounds" else ""
+        raise UserError(
+            f"'{key}' cannot change when a run is resumed, only {', '.join(sorted(HOW))} can{why}; "
+            f"for a new run write: isofed run {run}/config.yaml {key}={show(key, changes[key])} out=..."
+        )
+
+
+def in_todays_words(recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as a record holds them; where an earlier version wrote null for a network's own norm, by its name."""
+    return {k: OWN if k == "norm" and v is None else v for k, v in recorded.items()}
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
@@ -213,7 +305,7 @@ def read_words(words: Iterable[str]) -> dict[str, Any]:
 
 def _may_be_none(key: str) -> bool:
     field = Settings.model_fields.get(key)
-    return field is not None and field.default is None and key != "norm"  # where 'none' is a choice of its own
+    return field is not None and field.default is None
 
 
 def lr_at(s: Settings, round: int) -> float:

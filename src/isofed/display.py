@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from isofed.engine.world import World
 from isofed.experiments import BatchWatcher, Plan
 from isofed.federation import Federation
 from isofed.result import Result
@@ -34,7 +35,14 @@ def duration(seconds: float) -> str:
 
 def many(count: int, word: str) -> str:
     """``1 round``, ``3 rounds``."""
-    return f"{count} {word}{'' if count == 1 else 's'}"
+    return f"{count:,} {word}{'' if count == 1 else 's'}"
+
+
+def remarks(world: World) -> list[str]:
+    """What a person should know about the data of a run: what was read, and what of it nobody has."""
+    left = len(world.parts["train"]) - world.samples
+    nobody = [f"{many(left, 'training sample')} {'is' if left == 1 else 'are'} with nobody"] if left else []
+    return [*world.dataset.notes, *nobody]
 
 
 def simple_table(*columns: str, title: str | None = None) -> Table:
@@ -113,6 +121,8 @@ class RunDisplay(Display):
                 f"({split}), {s.model}, {many(s.rounds, 'round')}, seed {s.seed}",
                 highlight=False,
             )
+        for text in remarks(run.world):
+            self.note(text)
         if run.round and not self.quiet:
             self.console.print(f"going on after round {run.round}")
 

@@ -11,12 +11,12 @@ import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from isofed import spec
-from isofed.config import Settings
+from isofed.config import HOW, Settings, show
 from isofed.config import settings as make_settings
 from isofed.data import Dataset, load
 from isofed.engine.choose import available_cores, may_use_workers
@@ -27,24 +27,16 @@ from isofed.federation import Federation, check_files
 from isofed.methods import Composition
 from isofed.plugins import is_file_reference
 from isofed.progress import Watcher
-from isofed.records import CONFIG, RunFolder
+from isofed.records import COMPARISON, CONFIG, TUNING, RunFolder
 from isofed.result import Result
 
 if TYPE_CHECKING:
     from isofed.engine.ray_actors import Cluster
 
-_HOW = {
-    "executor",
-    "workers",
-    "slots",
-    "actors",
-    "device",
-}  # settings that say how a run is computed, not what it computes
 
-
-def _ignored(s: Settings) -> set[str]:
+def _ignored(s: Settings) -> frozenset[str]:
     """Settings that do not make another run: how it is computed, and a target that it is only read against."""
-    return _HOW if s.stop_at_target else _HOW | {"target"}
+    return HOW if s.stop_at_target else HOW | {"target"}
 
 
 @dataclass(frozen=True)
@@ -104,6 +96,7 @@ def plan_comparison(
         if names.count(name) > 1:
             raise UserError(f"the method '{name}' is given twice; name each method once")
     root = Path(out) if out else Path("runs") / f"compare-{_short([_what(built[0])])}"
+    _check_root(root, "comparison", TUNING)
     plans = [
         Plan(row, s, root / _slug(_stable(s.method)) / f"seed-{s.seed}") for row, s in zip(rows, built, strict=True)
     ]
@@ -128,7 +121,16 @@ def plan_tuning(
             plans.append(Plan(row, make_settings(changed), Path(_slug(row)) / f"seed-{seed}"))
     digest = _short([p.settings.to_dict() for p in plans[:1]] + [dict(grid)])
     root = Path(out) if out else Path("runs") / f"tune-{digest}"
+    _check_root(root, "tuning", COMPARISON)
     return [Plan(p.row, p.settings, root / p.folder) for p in plans], root
+
+
+def _check_root(root: Path, what: str, other: str) -> None:
+    """A folder is of one run, of one comparison or of one tuning."""
+    if (root / CONFIG).exists():
+        raise UserError(f"{root} holds a single run, with which a {what} would be mixed: choose another out=")
+    if (root / f"{other}.json").exists():
+        raise UserError(f"{root} holds a {other}, with which a {what} would be mixed: choose another out=")
 
 
 def apply_point(values: Mapping[str, Any], point: Mapping[str, str]) -> dict[str, Any]:
@@ -153,13 +155,29 @@ def _with(choice: spec.Choice, option: str, value: str) -> spec.Choice:
     return spec.Choice(choice.name, (*others, (option, value)))
 
 
-def run_all(plans: Sequence[Plan], watcher: BatchWatcher) -> Batch:
-    """Make every run that is not there yet; a run that fails does not stop the others."""
+def final_plans(plans: Sequence[Plan], chosen: str, root: Path) -> list[Plan]:
+    """The runs of a grid's chosen point on the whole training part, judged on the test part."""
+    return [
+        replace(
+            p,
+            settings=make_settings({**dict(p.settings), "validation": 0.0, "final_test": True}),
+            folder=root / "chosen" / p.folder.parent.name / f"seed-{p.settings.seed}",
+        )
+        for p in plans
+        if p.row == chosen
+    ]
+
+
+def run_all(plans: Sequence[Plan], watcher: BatchWatcher, dataset: Dataset | None = None) -> Batch:
+    """Make every run that is not there yet; a run that fails does not stop the others.
+
+    ``dataset`` are data of the user's own, instead of those that the settings name.
+    """
     batch = Batch()
     for plan in plans:
         _check_folder(plan)
     watcher.batch(plans)
-    data = _Data(watcher)
+    data = _Data(watcher, dataset)
     with _pool(plans) as pool:
         for plan in plans:
             watcher.run(plan)
@@ -184,7 +202,7 @@ def _failures(batch: Batch) -> Iterator[str]:
 
 
 def _run(plan: Plan, data: _Data, pool: Pool | Cluster | None, watcher: Watcher) -> Result:
-    how = {k: getattr(plan.settings, k) for k in _HOW}
+    how = {k: getattr(plan.settings, k) for k in HOW}
     if (plan.folder / CONFIG).exists():
         folder = RunFolder.open(plan.folder)
         done = folder.result()
@@ -206,7 +224,7 @@ def _check_folder(plan: Plan) -> None:
     for key, value in folder.config.items():
         if key not in _ignored(plan.settings) and wanted.get(key) != value:
             raise UserError(
-                f"{plan.folder} holds a run with {key}={spec.show(value)}, not {spec.show(wanted.get(key))}; "
+                f"{plan.folder} holds a run with {key}={show(key, value)}, not {show(key, wanted.get(key))}; "
                 "choose another out="
             )
 
@@ -214,12 +232,14 @@ def _check_folder(plan: Plan) -> None:
 class _Data:
     """The last data set that was needed, so that it is read once for many runs."""
 
-    def __init__(self, watcher: Watcher) -> None:
-        self._watcher = watcher
+    def __init__(self, watcher: Watcher, given: Dataset | None) -> None:
+        self._watcher, self._given = watcher, given
         self._key: tuple[str, str | None] | None = None
         self._dataset: Dataset | None = None
 
     def get(self, s: Settings) -> Dataset:
+        if self._given is not None:
+            return self._given
         if self._dataset is None or self._key != (s.data, s.root):
             self._dataset, self._key = load(s.data, s.root, self._watcher.reading), (s.data, s.root)
         return self._dataset

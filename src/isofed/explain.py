@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
+from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 
 from isofed import spec
 from isofed.config import is_setting, read_words
@@ -19,7 +22,9 @@ from isofed.display import text_table
 from isofed.errors import UserError
 from isofed.methods import Method, find, names
 from isofed.methods import parse as parse_method
+from isofed.plugins import shorten
 
+_WIDE = 130  # characters: below that, the table leaves out what `isofed methods NAME` tells as well
 PLACES = (
     *("build", "share", "send", "plan", "begin", "end", "upload", "batch", "base", "loss", "around", "gradient"),
     *("receive", "combine", "aggregate", "evaluated", "answer"),
@@ -45,8 +50,9 @@ def methods(console: Console, words: Sequence[str]) -> None:
 
 def overview(console: Console, values: dict[str, Any]) -> None:
     """All methods in a table, with their costs relative to FedAvg's."""
-    table = text_table("method", "what it does", "paper", "options")
-    for column in ("models", "MACs", "sent", "at end", "state"):
+    wide = console.width >= _WIDE
+    table = text_table("method", "what it does", *(["paper", "options"] if wide else []))
+    for column in ("models", "MACs", "sent", "at end", "state")[: None if wide else 3]:
         table.add_column(column, justify="right", no_wrap=True)
     base = cost("fedavg", **values)
     known = names()
@@ -55,27 +61,35 @@ def overview(console: Console, values: dict[str, Any]) -> None:
         for n, name in enumerate(known):
             if shown is not None:
                 shown.update(f"trying out {name}, {n + 1} of {len(known)}")
-            _row(table, name, base, values)
+            _row(table, name, base, values, wide)
     console.print(table)
     console.print(
         "\nCost of a client, found by running each method on a small ResNet (choose another: isofed methods "
         "model=cnn). Models: what a step reads, in models. MACs: multiply-accumulates forwarded in a step, and sent: "
-        "bytes both ways in a round, both relative to fedavg. At end: sent once after the last round, in models. "
-        "State: kept between rounds by a client / by the server, in models.\n"
-        "\nJoin methods with '+': fedprox:mu=0.1+fedbn. `isofed methods NAME` explains one. "
+        "bytes both ways in a round, both relative to fedavg. "
+        + (
+            "At end: sent once after the last round, in models. "
+            "State: kept between rounds by a client / by the server, in models.\n"
+            if wide
+            else f"Papers, options and more costs are shown at a width of {_WIDE} or more.\n"
+        )
+        + "\nJoin methods with '+': fedprox:mu=0.1+fedbn. `isofed methods NAME` explains one. "
         "Your own: path/to/file.py:Class.",
         highlight=False,
     )
 
 
-def _row(table: Table, name: str, base: Cost, values: dict[str, Any]) -> None:
+def _row(table: Table, name: str, base: Cost, values: dict[str, Any], wide: bool) -> None:
     cls = find(name)[1]
-    says = (inspect.getdoc(cls) or "").split("\n")[0]
+    says = _plain((inspect.getdoc(cls) or "").split("\n")[0])
     try:
         cells = relative(cost(name, **values), base)
     except UserError:  # not on this network
         cells = ["-"] * 5
-    table.add_row(name, says, cls.paper.split(",")[0], _options(cls), *cells)
+    if wide:
+        table.add_row(name, says, cls.paper.split(",")[0], _options(cls), *cells)
+    else:
+        table.add_row(name, says, *cells[:3])
 
 
 def relative(found: Cost, base: Cost) -> list[str]:
@@ -109,8 +123,8 @@ def explain(console: Console, name: str, values: dict[str, Any]) -> None:
     composition = parse_method(name)
     for part, method in composition.parts:
         cls = type(method)
-        console.print(f"[bold]{escape(part)}[/]", highlight=False)
-        console.print(inspect.getdoc(cls) or "", highlight=False, markup=False)
+        console.print(f"[bold]{escape(shorten(part))}[/]", highlight=False)
+        console.print(_plain(inspect.getdoc(cls) or ""), highlight=False, markup=False)
         console.print(f"\nacts at: {', '.join(places(cls)) or 'nothing but the plain round'}", highlight=False)
         if method.owns:
             console.print(f"owns:    {', '.join(sorted(method.owns))}", highlight=False)
@@ -118,10 +132,25 @@ def explain(console: Console, name: str, values: dict[str, Any]) -> None:
             console.print(f"needs:   a network with {', '.join(cls.needs)}", highlight=False)
         for f in dataclasses.fields(cls):
             console.print(f"option:  {spec.option(f)} = {spec.show(getattr(method, f.name))}", highlight=False)
+            if said := _meaning(cls, f):
+                console.print(Padding(Text(said), (0, 0, 0, 9), expand=False))
         if cls.paper:
             console.print(f"paper:   {cls.paper}", highlight=False, markup=False)
         console.print()
     _print_cost(console, cost(composition, **values), values)
+
+
+def _meaning(cls: type[Method], field: dataclasses.Field[Any]) -> str:
+    """What an option is for, and what it may be where that does not say so already."""
+    meaning, values = spec.meaning_of(field), spec.values_of(cls, field)
+    told = set(re.findall(r"[\w.]+", values)) - {"or"} <= set(re.findall(r"[\w.]+", meaning))
+    return "; ".join(filter(None, [meaning, "" if told else values]))
+
+
+def _plain(doc: str) -> str:
+    """A docstring for the terminal: paragraphs that it can wrap, without the marks of code."""
+    paragraphs = [" ".join(p.split()) if "\n " not in p else p for p in doc.replace("``", "").split("\n\n")]
+    return "\n\n".join(paragraphs)
 
 
 def _print_cost(console: Console, found: Cost, values: dict[str, Any]) -> None:

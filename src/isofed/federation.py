@@ -12,9 +12,10 @@ from torch import Tensor
 
 from isofed import tracking
 from isofed.collect import Collected
-from isofed.config import Settings, keep_rule, lr_at
+from isofed.config import Settings, check_changes, keep_rule, lr_at
 from isofed.config import settings as make_settings
 from isofed.data import Dataset
+from isofed.data.base import check_dataset
 from isofed.draws import draw_clients, drawn
 from isofed.engine.choose import device_of, exact_arithmetic, executor_for
 from isofed.engine.exact import fits
@@ -33,8 +34,9 @@ from isofed.progress import Watcher
 from isofed.questions import Questions
 from isofed.recorder import Recorder
 from isofed.records import RunFolder, environment
-from isofed.result import Result, rounds_to
+from isofed.result import Result, advised, rounds_to
 from isofed.store import Remembered
+from isofed.traces import Elsewhere
 
 if TYPE_CHECKING:
     from isofed.engine.ray_actors import Cluster
@@ -77,6 +79,7 @@ class Federation:
         pool: Pool | Cluster | None = None,
         **settings: Any,
     ) -> None:
+        check_dataset(dataset)
         if dataset is not None and "data" not in settings:
             settings["data"] = f"{GIVEN}:{dataset.name}"
         self._prepare(make_settings(settings), dataset, pool)
@@ -89,10 +92,7 @@ class Federation:
         cls, path: str | Path, *, dataset: Dataset | None = None, pool: Pool | Cluster | None = None, **changes: Any
     ) -> Federation:
         """Take up a run where its folder ends. Only how it is computed may change: executor, device and the like."""
-        allowed = {"executor", "workers", "slots", "actors", "device"}
-        if set(changes) - allowed:
-            key = sorted(set(changes) - allowed)[0]
-            raise UserError(f"'{key}' cannot change when a run is resumed, only {', '.join(sorted(allowed))} can")
+        check_changes(path, changes)
         folder = RunFolder.open(path)
         run = cls.__new__(cls)
         run._prepare(make_settings(folder.config | changes), dataset, pool)
@@ -112,6 +112,7 @@ class Federation:
         network = self.world.network()
         self.layout = Layout.of(network, settings.method.share(network))
         context = self.world.context(self.layout, self.device)
+        settings.method.client_state(context)  # if it is none, that is said before a folder is made
         weights = self.layout.pack(network, self.device)
         nothing = Remembered.nothing(len(self.world.clients), device=self.device)
         self.state = State(0, weights, settings.method.server_state(context), nothing)
@@ -224,8 +225,9 @@ class Federation:
     def _too_few(self, number: int, collected: Collected, events: list[dict[str, Any]]) -> str | None:
         """Why a round must be skipped, if it must. Here one good update is enough, and without any a run ends."""
         if not collected.clients:
-            why = f": client {events[0]['client']} {events[0]['event']}" if events else ""
-            raise RunError(f"round {number} has no client left to average{why}.{self._kept()}")
+            why = f": client {events[0]['client']} {advised(events[0]['event'].rstrip('.'))}" if events else ""
+            said = f"round {number} has no client left to average{why}.{self._kept()}"
+            raise RunError(said) from Elsewhere.of(collected.trace)
         return None
 
     def _sample(self, number: int) -> tuple[list[Job], list[dict[str, Any]]]:

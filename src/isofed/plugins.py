@@ -6,8 +6,9 @@ import hashlib
 import importlib.util
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from isofed.errors import UserError, unknown
@@ -42,12 +43,50 @@ def digests(references: Iterable[str]) -> dict[str, str]:
     return {file: hashlib.blake2b(Path(file).read_bytes(), digest_size=8).hexdigest() for file in files}
 
 
-def load_from_file(text: str, kind: str) -> Any:
-    """The object that ``file.py:name`` refers to. Each version of the file is run once per process."""
+def load_from_file(text: str, kind: str, fits: Callable[[Any], bool] = callable) -> Any:
+    """The object that ``file.py:name`` refers to; where there is none, the error lists those that fit the kind."""
     file, name = resolve(text).rsplit(":", 1)
     path = Path(file)
     if not os.path.isfile(path):
         raise UserError(f"the {kind} '{text}' needs the file {path}, which does not exist")
+    module = _run(path)
+    if not hasattr(module, name):
+        known = _defined(module, fits)
+        if not known:
+            raise UserError(f"there is no {kind} '{name}' in {shorten(text).rsplit(':', 1)[0]}, which defines none")
+        raise unknown(f"{kind} in {shorten(text).rsplit(':', 1)[0]} called", name, known)
+    return getattr(module, name)
+
+
+def check_file(name: str, kind: str, fits: Callable[[Any], bool]) -> None:
+    """Refuse a name that is a file's, with or without its ``.py``, by saying what in it could be meant."""
+    file = name if name.endswith(".py") else f"{name}.py"
+    try:
+        path = Path(os.path.realpath(os.path.expanduser(file)))
+        found = path.is_file()
+    except (OSError, ValueError):  # no file can have that name
+        return
+    if not found:
+        if name.endswith(".py"):
+            raise UserError(f"the {kind} '{name}' needs the file {path}, which does not exist")
+        return
+    what = "class" if kind == "method" else "function"
+    if not name.endswith(".py"):  # a file that was not named is not run
+        raise UserError(f"there is no {kind} '{name}'; the {what} in the file is written {file}:{what.upper()}")
+    known = [f"{file}:{defined}" for defined in _defined(_run(path), fits)]
+    if not known:
+        raise UserError(f"there is no {kind} '{name}', and the file {file} defines none")
+    raise UserError(f"there is no {kind} '{name}': name the {what} in the file, {' or '.join(known)}")
+
+
+def _defined(module: ModuleType, fits: Callable[[Any], bool]) -> list[str]:
+    """What a file itself defines of a kind, without what it imports."""
+    own = [(n, thing) for n, thing in vars(module).items() if not n.startswith("_")]
+    return [n for n, thing in own if getattr(thing, "__module__", None) == module.__name__ and fits(thing)]
+
+
+def _run(path: Path) -> ModuleType:
+    """The module that a file makes. Each version of the file is run once per process."""
     # By content too: a file that was edited in the course of a session is read again, as a new process would.
     content = path.read_bytes()
     key = "isofed_file_" + hashlib.blake2b(str(path).encode() + b"\0" + content, digest_size=8).hexdigest()
@@ -62,6 +101,4 @@ def load_from_file(text: str, kind: str) -> Any:
         except Exception as error:
             del sys.modules[key]
             raise UserError(f"the file {path} could not be run: {type(error).__name__}: {error}") from error
-    if not hasattr(module, name):
-        raise unknown(f"object in {path} called", name, (n for n in vars(module) if not n.startswith("_")))
-    return getattr(module, name)
+    return module

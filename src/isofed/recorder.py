@@ -116,7 +116,8 @@ class Recorder:
         part = self._layout.shared_trained
         moved = [own[part] - start[part] for own in models.values()]
         found = client_drift(moved, [self._world.weight(client) for client in models])
-        drift = {"distance": short(found.distances), "angle": short(found.angles), "clients": list(models)}
+        drift = {"length": short(found.norms), "distance": short(found.distances), "angle": short(found.angles)}
+        drift["clients"] = list(models)
         return {"drift": drift | {"diversity": found.diversity, "cosine": found.cosine}}
 
 

@@ -21,9 +21,9 @@ what is there.
 from __future__ import annotations
 
 import json
-import os
 import platform
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -35,6 +35,7 @@ import numpy as np
 import torch
 import yaml
 
+from isofed.config import in_todays_words
 from isofed.errors import RunError, UserError
 from isofed.files import (
     DamagedFile,
@@ -47,6 +48,7 @@ from isofed.files import (
     write_atomic,
     write_error,
 )
+from isofed.lines import Lines
 from isofed.yaml_text import BadYAML, read_yaml_text
 
 __all__ = [
@@ -65,6 +67,7 @@ CONFIG, ENVIRONMENT, METRICS = "config.yaml", "environment.json", "metrics.jsonl
 MODEL, RESULT, CHECKPOINTS, KEPT, LOCK = "model.safetensors", "result.json", "checkpoints", "kept", ".lock"
 STATES = "clients.bin"
 DIAGNOSTICS, DIAGNOSIS = "diagnostics.jsonl", "diagnosis.json"
+COMPARISON, TUNING = "comparison", "tuning"  # tables of many runs, each as .json and .csv
 
 
 def environment(device: str, fingerprint: str) -> dict[str, str]:
@@ -112,79 +115,6 @@ class Kept:
     path: Path
 
 
-class Lines:
-    """A file of JSON lines, one for a round, that grows; a half-written last line is left out."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._whole = False  # whether this object has seen to it that the file ends with a whole line
-
-    def append(self, line: dict[str, Any]) -> None:
-        """Add one line; a NaN or an infinity is written as null, which any JSON reader takes."""
-        text = json.dumps(plain(line), allow_nan=False) + "\n"
-        if not self._whole:
-            whole, _ = self._read()
-            self._cut(sum(len(raw) for raw, _ in whole))
-            self._whole = True
-        size = self.path.stat().st_size if self.path.exists() else 0
-        try:
-            with self.path.open("ab") as file:
-                file.write(text.encode())
-        except OSError as error:
-            with suppress(OSError, RunError):  # a full disk takes half a line
-                self._cut(size)
-            raise write_error(self.path, error) from error
-
-    def read(self) -> list[dict[str, Any]]:
-        """What the whole lines say."""
-        return [line for _, line in self._read()[0]]
-
-    def rewind(self, round: int) -> None:
-        """Drop the lines of later rounds, and a half-written last one."""
-        whole, half = self._read()
-        kept = [raw for raw, line in whole if (line.get("round") or 0) <= round]
-        if half or len(kept) < len(whole):
-            write_atomic(self.path, b"".join(kept))
-
-    def sync(self) -> None:
-        """See to it that the lines survive a power cut."""
-        if self.path.exists():
-            try:
-                with self.path.open("r+b") as file:
-                    os.fsync(file.fileno())
-            except OSError as error:
-                raise write_error(self.path, error) from error
-
-    def _read(self) -> tuple[list[tuple[bytes, dict[str, Any]]], bool]:
-        """The whole lines with what they say, and whether a half-written one follows."""
-        try:
-            raws = self.path.read_bytes().splitlines(keepends=True)
-        except FileNotFoundError:
-            return [], False
-        except OSError as error:
-            raise RunError(f"cannot read {self.path}: {error.strerror}") from error
-        whole: list[tuple[bytes, dict[str, Any]]] = []
-        for number, raw in enumerate(raws, 1):
-            line = None
-            with suppress(ValueError, RecursionError):
-                line = json.loads(raw) if raw.endswith(b"\n") else None
-            if isinstance(line, dict):
-                whole.append((raw, line))
-            elif number == len(raws):
-                return whole, True
-            else:
-                raise DamagedFile(f"line {number} of {self.path} is damaged: mend it or delete that line")
-        return whole, False
-
-    def _cut(self, size: int) -> None:
-        """Shorten the file to ``size`` bytes, if it is longer."""
-        if self.path.exists() and self.path.stat().st_size > size:
-            try:
-                os.truncate(self.path, size)
-            except OSError as error:
-                raise write_error(self.path, error) from error
-
-
 class RunFolder:
     """One run on disk. Make it with :meth:`create` or :meth:`open`; hold :meth:`lock` while writing."""
 
@@ -207,6 +137,8 @@ class RunFolder:
                 raise UserError(
                     f"{path} already holds a run: resume it with `isofed run --resume {path}` or choose another out="
                 )
+            if (several := several_in(folder.path)) is not None:
+                raise UserError(f"{path} holds {several}, with which a single run would be mixed: choose another out=")
             try:
                 folder._write_json(ENVIRONMENT, environment)
                 # The configuration comes last: with it, the folder is a run.
@@ -224,6 +156,10 @@ class RunFolder:
             what = "it is a file" if folder.path.exists() else "it does not exist"
             raise UserError(f"{path} is not a run folder: {what}")
         missing = [name for name in (CONFIG, ENVIRONMENT) if not (folder.path / name).is_file()]
+        if missing and (several := several_in(folder.path)) is not None:
+            raise UserError(
+                f"{path} is not a run folder: it holds {several}, which goes on when its command is given again"
+            )
         if missing:
             raise UserError(f"{path} is not a run folder: it has no {' and no '.join(missing)}")
         return folder
@@ -240,7 +176,7 @@ class RunFolder:
             raise UserError(f"{path} {error}") from error
         if not isinstance(config, dict):
             raise UserError(f"{path} does not hold a configuration")
-        return config
+        return in_todays_words(config)
 
     @cached_property
     def environment(self) -> dict[str, Any]:
@@ -343,6 +279,11 @@ class RunFolder:
         """Replace what ``isofed diagnose`` has found out."""
         self._write_json(DIAGNOSIS, content)
 
+    def remove_if_unused(self) -> None:
+        """Remove the folder of a run that failed before its first round was recorded: nothing could go on from it."""
+        if not self._rounds() and not any((self.path / name).exists() for name in (METRICS, DIAGNOSTICS, KEPT, RESULT)):
+            shutil.rmtree(self.path, ignore_errors=True)
+
     def finish(self, tensors: Tensors, info: dict[str, Any], result: dict[str, Any]) -> None:
         """Save the final model, then the result: a run with a result is finished and has its model."""
         self._save(MODEL, tensors, info)
@@ -385,6 +326,14 @@ class RunFolder:
         if not isinstance(content, dict):
             raise DamagedFile(f"{path} is damaged")
         return content
+
+
+def several_in(path: Path) -> str | None:
+    """What a folder of many runs holds, in words; None of any other folder."""
+    for name, what in ((COMPARISON, "a comparison"), (TUNING, "a tuning")):
+        if (path / f"{name}.json").exists():
+            return what
+    return "runs of a comparison or a tuning" if any(path.glob(f"*/seed-*/{CONFIG}")) else None
 
 
 _NAME = r"round-(\d{6,})(?:-client-(\d{6,}))?\.safetensors"

@@ -12,6 +12,13 @@ from isofed.config import Settings
 from isofed.errors import RunError
 from isofed.layout import Tensors
 
+IF_DIVERGES = "try a smaller lr, or clip=10"
+
+
+def advised(event: str) -> str:
+    """What happened to a client, with what to try where it diverged."""
+    return f"{event}: {IF_DIVERGES}" if "NaN" in event else event
+
 
 def rounds_to(history: list[dict[str, Any]], target: float | None) -> int | None:
     """The first judged round of a history that reached an accuracy."""
@@ -65,6 +72,12 @@ class Result:
     history: list[dict[str, Any]] = field(default_factory=list, repr=False)
     folder: Path | None = None
     weights: Tensors = field(default_factory=dict, repr=False)
+
+    @property
+    def diverged(self) -> bool:
+        """Whether clients had to be left out because their numbers were none, or the model's loss is none."""
+        lost = (event for line in self.history for event in line.get("events", []) if "NaN" in event["event"])
+        return any(lost) or self.loss is None or not math.isfinite(self.loss)
 
     @classmethod
     def of(

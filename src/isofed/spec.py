@@ -24,6 +24,7 @@ from typing import Any, Literal, TypeVar
 from isofed.errors import UserError, unknown
 
 T = TypeVar("T")
+_SIGNS = {"at_least": "at least", "above": "above", "at_most": "at most", "below": "below"}
 _PLUS = re.compile(r"(?<![0-9.][eE])\+|\+(?![0-9])")  # a plus between names, not that of an exponent as in 1e+5
 _FILE = re.compile(r"^(?P<file>.*?\.py:[A-Za-z_]\w*)(?::(?P<options>.*))?$")
 
@@ -117,7 +118,10 @@ def make(cls: type[T], choice: Choice, kind: str) -> T:
             raise unknown(f"option of {kind} '{choice.name}' called", key, list(by_option))
         if by_option[key] in values:
             raise UserError(f"{kind} '{choice.name}' got '{key}' twice")
-        values[by_option[key]] = convert(value, hints[by_option[key]], f"{key} of {kind} '{choice.name}'")
+        what = f"{key} of {kind} '{choice.name}'"
+        values[by_option[key]] = convert(value, hints[by_option[key]], what)
+        if kind == "method":  # which would say the same of itself, but does not know what it was called
+            _check_range(next(f for f in fields if f.name == by_option[key]), values[by_option[key]], what)
     missing = [option(f) for f in fields if _required(f) and f.name not in values]
     if missing:
         raise UserError(f"{kind} '{choice.name}' needs {missing[0]}: write '{choice.name}:{missing[0]}=...'")
@@ -188,30 +192,64 @@ def _whole(value: Any, what: str) -> int:
     return found
 
 
-def number(default: Any, **limits: float) -> Any:
-    """A dataclass field with a range: any of ``at_least``, ``above``, ``at_most`` and ``below``."""
-    return dataclasses.field(default=default, metadata=limits)
+def number(default: Any, meaning: str = "", **limits: float) -> Any:
+    """A dataclass field with a range: any of ``at_least``, ``above``, ``at_most`` and ``below``.
+
+    ``meaning`` is what ``isofed methods NAME`` says about it.
+    """
+    return dataclasses.field(default=default, metadata={**limits, "meaning": meaning})
+
+
+def described(default: Any, meaning: str) -> Any:
+    """A dataclass field that is no number, with what ``isofed methods NAME`` says about it."""
+    return dataclasses.field(default=default, metadata={"meaning": meaning})
+
+
+def meaning_of(field: dataclasses.Field[Any]) -> str:
+    """What an option is for, where its class says so."""
+    return str(field.metadata.get("meaning", ""))
+
+
+def values_of(cls: type, field: dataclasses.Field[Any]) -> str:
+    """What an option may be, in words: its choices, or the limits of a number; nothing where any text will do."""
+    hint = typing.get_type_hints(cls)[field.name]
+    hints = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    words: list[str] = []
+    for one in hints:
+        if typing.get_origin(one) is Literal:
+            words += map(str, typing.get_args(one))
+        elif one is bool:
+            words += ["true", "false"]
+        elif one in (int, float):
+            words.append(_limits(field) or ("a whole number" if one is int else "a number"))
+        elif one is type(None):
+            words.append("none")
+    return " or ".join([", ".join(words[:-1]), words[-1]] if words[1:] else words)
+
+
+def _limits(field: dataclasses.Field[Any]) -> str:
+    return " and ".join(f"{_SIGNS[k]} {v:g}" for k, v in field.metadata.items() if k in _SIGNS)
 
 
 def check_ranges(thing: Any) -> None:
     """Refuse numbers outside the range of their field, and those that are not finite."""
-    signs = {"at_least": "at least", "above": "above", "at_most": "at most", "below": "below"}
     for field in dataclasses.fields(thing):
-        value = getattr(thing, field.name)
-        if not isinstance(value, (int, float)) or isinstance(value, bool):
-            continue
-        limits = field.metadata
-        inside = (
-            math.isfinite(value)
-            and value >= limits.get("at_least", -math.inf)
-            and value <= limits.get("at_most", math.inf)
-            and not value <= limits.get("above", -math.inf)
-            and not value >= limits.get("below", math.inf)
-        )
-        if not inside:
-            wanted = " and ".join(f"{signs[k]} {v:g}" for k, v in limits.items()) or "finite"
-            name = type(thing).__name__.lower()
-            raise UserError(f"{option(field)} of method '{name}' must be {wanted}, not {show(value)}")
+        _check_range(field, getattr(thing, field.name), f"{option(field)} of method '{type(thing).__name__.lower()}'")
+
+
+def _check_range(field: dataclasses.Field[Any], value: Any, what: str) -> None:
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return
+    limits = field.metadata
+    inside = (
+        math.isfinite(value)
+        and value >= limits.get("at_least", -math.inf)
+        and value <= limits.get("at_most", math.inf)
+        and not value <= limits.get("above", -math.inf)
+        and not value >= limits.get("below", math.inf)
+    )
+    if not inside:
+        raise UserError(f"{what} must be {_limits(field) or 'finite'}, not {show(value)}")
 
 
 def describe(thing: Any, name: str, full: bool = False) -> Choice:

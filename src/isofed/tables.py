@@ -38,6 +38,24 @@ class Row:
     peak_memory_megabytes: float | None = None  # the largest of all seeds
     points_per_megabyte: float | None = None  # of accuracy above chance, in percent, for each MB that was sent
     points_per_second: float | None = None  # likewise, for each second of training
+    rounds: int | None = None  # the most of all seeds
+    epsilon: float | None = None  # where the method adds noise to updates: the largest of all seeds, at this delta
+    delta: float | None = None
+
+    @property
+    def to_target(self) -> str:
+        """Rounds to the target as a text: a mean where all seeds reached it.
+
+        A mean over those alone that reached it would flatter a method that seldom does, so where some did not, the
+        text says that the rounds were not enough, and in how many seeds they were.
+        """
+        if not self.seeds:
+            return "-"
+        if self.rounds_to_target is None:
+            return "never"
+        if self.reached < self.seeds:
+            return f"> {self.rounds} ({self.reached}/{self.seeds})"
+        return f"{self.rounds_to_target:.1f}"
 
     @property
     def clear(self) -> bool:
@@ -90,6 +108,9 @@ def comparison(batch: Batch, methods: Sequence[str], target: float | None = None
                 ),
                 points_per_megabyte=_bought(results, [(r.bytes_up + r.bytes_down) / 1e6 for r in results.values()]),
                 points_per_second=_bought(results, [r.seconds for r in results.values()]),
+                rounds=max(r.rounds for r in results.values()),
+                epsilon=_private(results, "epsilon"),
+                delta=_private(results, "delta"),
             )
         )
     return rows
@@ -100,6 +121,13 @@ def _bought(results: Mapping[int, Result], paid: Sequence[float]) -> float | Non
     chances = [1 / len(r.class_accuracy) if r.class_accuracy else 0.0 for r in results.values()]
     points = [100 * (r.accuracy - chance) for r, chance in zip(results.values(), chances, strict=True)]
     return sum(p / much for p, much in zip(points, paid, strict=True)) / len(paid) if all(paid) else None
+
+
+def _private(results: Mapping[int, Result], name: str) -> float | None:
+    """The worst number of all seeds that a method's noise amounts to; none where a run has no noise."""
+    found = [(r.privacy or {}).get(name) for r in results.values()]
+    numbers = [float(value) for value in found if value is not None]
+    return max(numbers) if len(numbers) == len(found) else None
 
 
 def _seconds(results: list[Result]) -> float | None:

@@ -105,7 +105,7 @@ def test_npz_that_is_wrong_is_refused(tmp_path: Path) -> None:
         ({"images": x[:, :3, :3], "labels": y}, "both the second and the last number could count channels"),
         (
             {"images": np.repeat(x, 3, 3), "labels": y},
-            "neither the second nor the last .* say which with 'npz:layout=nhwc'",
+            "neither the second nor the last .* say which with 'data=mine.npz:layout=nhwc'",
         ),
         ({"images": x, "labels": y + 0.5}, r"'labels' in 'mine.npz' is float64 \[20\]"),
         ({"images": x, "labels": np.stack([y, y], 1)}, r"is int64 \[20, 2\]"),

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from isofed import Federation, Method, bench, diagnose, functional, models, spec
-from isofed.config import Settings
+from isofed import Federation, Method, bench, diagnose, functional, models, privacy_plan, spec
+from isofed.config import Settings, show
 from isofed.data.augment import AUGMENTATIONS
 from isofed.data.partition import KINDS
 from isofed.data.sources import SOURCES, source
@@ -30,7 +30,7 @@ FORMULAS = {name: getattr(functional, name) for name in functional.__all__}
 
 def test_every_setting_is_documented_with_its_default() -> None:
     documented = {row[0]: row[1] for table in tables(DOCS / "settings.md", "setting") for row in table}
-    defaults = {name: spec.show(field.default) for name, field in Settings.model_fields.items()}
+    defaults = {name: show(name, field.default) for name, field in Settings.model_fields.items()}
     assert documented == defaults | {"out": "a new folder in `runs/"}
 
 
@@ -47,6 +47,7 @@ def test_settings_and_options_that_a_page_names_exist(page: Path) -> None:
     known |= {*Settings.model_fields, "out", "seeds", "picture", "every", "factor"}  # the last two are lr_schedule's
     known |= {f.name for f in dataclasses.fields(papers.Words)}
     known |= {*bench.OWN, *(f.name for f in dataclasses.fields(diagnose.Options)), "figures", "port"}
+    known |= set(privacy_plan.OPTIONS)
     known |= set(re.findall(r"^    (\w+): float", page.read_text(encoding="utf-8"), re.MULTILINE))  # of examples
     inline = re.findall(r"`([^`\n]+)`", page.read_text(encoding="utf-8"))
     named = {key for text in inline for key in re.findall(r"(?<![\w.])([a-z_0-9]+)=(?!=)", text)}

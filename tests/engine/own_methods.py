@@ -248,14 +248,7 @@ class Remember(Method):
     """Keeps something that it never announced in ``client_state``."""
 
     def end(self, visit: Visit) -> None:
-        visit.sum["remember.known"] = torch.tensor([float("remember.me" in visit.state)])
         visit.state["remember.me"] = torch.tensor([float(visit.client)])
-
-    def server_state(self, run: Run) -> Tensors:
-        return {"remember.total": torch.zeros(1)}
-
-    def aggregate(self, round: Round) -> None:
-        round.server["remember.total"] += round.sum["remember.known"].float()
 
 
 @dataclass(frozen=True)

@@ -225,6 +225,8 @@ def test_what_an_actor_cannot_do_is_said_in_one_sentence(three: Cluster, tmp_pat
     class Silent(Method):
         """Of this session."""
 
+        uniform = True
+
     with pytest.raises(UserError, match="a class of this session"):
         small(method=Silent(), executor="ray", pool=three).fit()
     with pytest.raises(UserError, match="the Ray cluster has 9 cores, and actors=99 needs one for each"):
@@ -237,7 +239,8 @@ def test_what_an_actor_cannot_do_is_said_in_one_sentence(three: Cluster, tmp_pat
         three.result(actor.set_up.remote(data, plain, {HERE: "0123"}, "cpu"))
     silent = tmp_path / "silent.py"
     silent.write_text(SILENT)
-    with pytest.raises(RunError, match=r"^client \d has no answer to 'why': it failed with ValueError: no answer$"):
+    said = r"^client \d has no answer to 'why': it failed with ValueError: no answer \(silent.py, line 8, in Silent"
+    with pytest.raises(RunError, match=said):
         small(method=f"{silent}:Silent", rounds=1, executor="ray", pool=first(three, 1)).fit()
     plain["settings"]["method"] = [f"{tmp_path}/mine.py:Noise"]
     with pytest.raises(RunError, match="mine.py, which does not exist"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -76,8 +77,10 @@ def test_numbers_out_of_range_are_refused_like_nan() -> None:
 def test_an_exception_in_a_visit_is_an_event(place: str, executor: str, two_workers: Pool) -> None:
     run = own(f"Fail:client=2,place={place}", two_workers, executor, rounds=2)
     result = run.fit()
-    event = {"client": 2, "event": f"failed with ValueError: broken in {place}"}
-    assert [line["events"] for line in result.history] == [[event]] * 2
+    assert [[event["client"] for event in line["events"]] for line in result.history] == [[2]] * 2
+    for line in result.history:  # in one line, with the place in the file
+        said = rf"failed with ValueError: broken in {place} \(own_methods.py, line \d+, in Fail\.\w+\)"
+        assert re.fullmatch(said, line["events"][0]["event"])
     # What came before it in the same replica leaves no trace in what comes after.
     plain = Plain(run)
     server = plain.start()

@@ -109,7 +109,7 @@ def test_yaml_text_and_objects_are_the_same() -> None:
         ("fedprox+fedavg+fedprox:mu=1", "'fedprox' appears twice in the method 'fedprox+fedavg+fedprox'"),
         ("fedprox+FedProx", "appears twice"),
         ("central+fedprox", "'central' trains on the pooled data without a federation, so it cannot be combined"),
-        ("fedprx", "there is no method 'fedprx': did you mean 'fedprox'? Known: "),
+        ("fedprx", "there is no method 'fedprx': did you mean 'fedprox'? `isofed methods` lists all"),
         ("fedprox+scafold", "there is no method 'scafold': did you mean 'scaffold'?"),
         ("fedavgm:momentun=1", "there is no option of method 'fedavgm' called 'momentun': did you mean 'momentum'?"),
         ("fedprox:my=1", "there is no option of method 'fedprox' called 'my'. Known: mu"),

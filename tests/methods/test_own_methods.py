@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from isofed.errors import UserError
-from isofed.methods import Method, names, parse
+from isofed.methods import Method, Step, names, parse
 from isofed.methods.compose import portable
 from isofed.methods.fedprox import FedProx
 from tests.engine.plain import distance, small
@@ -218,6 +218,9 @@ class Session(Method):
     """Defined here, so no other process can import it."""
 
     mu: float = 0.0
+
+    def gradient(self, step: Step) -> None:
+        step.grad.mul_(1 - self.mu)
 
 
 def test_portable(mine: str) -> None:

@@ -154,7 +154,7 @@ def test_models_of_ones_own(file: str) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("wrong", "gave a Linear; it must return an isofed.models.Network"),
+        ("wrong", "gave a Linear; wrap it: return adapt(net, 'NAME-OF-LAST-LAYER')"),
         ("goood", "called 'goood': did you mean 'good'"),
         ("number", "number"),
         ("fails", "no such layer"),

@@ -13,6 +13,7 @@ from isofed.records import RunFolder, environment
 from isofed.result import Result
 
 DATA = "synthetic:samples=200,test=50"
+FINALS = {"fedavg": [0.5, 0.52, 0.54], "fedprox": [0.7, 0.73, 0.73], "scaffold": [0.6, 0.61, 0.68]}
 
 
 def line(round: int, accuracy: float, seconds: float = 0.5, megabytes: float = 1.0) -> dict[str, Any]:
@@ -45,6 +46,20 @@ def make_run(
     return folder
 
 
+def add_privacy(folder: Path, epsilon: float, delta: float = 1e-5) -> None:
+    """What a run with noise on its updates records about it."""
+    result = json.loads((folder / "result.json").read_text())
+    told = {"unit": "a whole client", "protects against": "whoever sees the models"}
+    (folder / "result.json").write_text(json.dumps(result | {"privacy": {"epsilon": epsilon, "delta": delta, **told}}))
+
+
+def add_question(folder: Path, accuracy: float, loss: float) -> None:
+    """A question after the last round, as FFC asks one: the final model is another than that of the last round."""
+    result = json.loads((folder / "result.json").read_text())
+    asked = {"exchanges": [{"accuracy": accuracy, "loss": loss}], "accuracy": accuracy, "loss": loss}
+    (folder / "result.json").write_text(json.dumps(result | asked))
+
+
 def make_comparison(root: Path, finals: Mapping[str, Sequence[float]], **given: Any) -> Path:
     """A folder of runs, one for each method and seed, with these final accuracies."""
     for method, accuracies in finals.items():
@@ -55,8 +70,11 @@ def make_comparison(root: Path, finals: Mapping[str, Sequence[float]], **given: 
     return root
 
 
-def diagnose(folder: Path, rounds: Sequence[int], values: int = 10) -> None:
-    """Diagnostics of these rounds, as a run records them, and a diagnosis, as ``isofed diagnose`` does."""
+def diagnose(folder: Path, rounds: Sequence[int], values: int = 10, error: float | None = None) -> None:
+    """Diagnostics of these rounds, as a run records them, and a diagnosis, as ``isofed diagnose`` does.
+
+    ``error`` is that of the Hessians' diagonals; none means that noise outweighs them.
+    """
     lines = [
         {
             "round": n,
@@ -87,9 +105,14 @@ def diagnose(folder: Path, rounds: Sequence[int], values: int = 10) -> None:
             "macs_per_sample": 2.5e9,
             "flops_per_sample": 1e7,
         },
-        "curvature": {"top_eigenvalues": [12.0, 5.0], "trace": 80.0},
+        "curvature": {
+            "eigenvalues": [12.0, 5.0],
+            "trace": 80.0,
+            "trace_error": 2.5,
+            "clients": {"H_N": 3.0, "H_D": 0.3, "H_N_traces": 17.0, "H_D_traces": 0.9, "error": error},
+        },
         "calibration": {"error": 0.05, "confidence": [0.2, None, 0.9], "accuracy": [0.1, None, 0.8]},
-        "landscape": {"steps": [-1, 0, 1], "losses": [[3.0, 2.0, 3.0], [2.0, 0.5, 2.0], [3.0, 2.0, 4.0]]},
+        "landscape": {"steps": [-1, 0, 1], "loss": [[3.0, 2.0, 3.0], [2.0, 0.5, 2.0], [9.0, 2.0, 4.0]]},
         "tsne": {"points": [[0.0, 1.0], [1.0, 0.0], [2.0, 2.0]], "class": [0, 1, 1], "client": [3, 4, 4]},
     }
     (folder / "diagnosis.json").write_text(json.dumps(diagnosis))

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from isofed.report.answer import Answer, answer
 from isofed.report.gather import Reader
-from isofed.tables import comparison
-from tests.report.made import make_comparison, make_run
+from tests.report.made import add_privacy, make_comparison, make_run
 
 
 def of(*paths: Path) -> Answer:
-    found = Reader().read(paths)
-    return answer(found, comparison(found.batch, list(found.rows), found.target) if found.rows else [])
+    return answer(Reader().read(paths))
 
 
 def test_which_by_how_much_how_sure_and_at_what_cost(tmp_path: Path) -> None:
@@ -92,6 +91,62 @@ def test_methods_without_a_common_seed_are_not_paired(tmp_path: Path) -> None:
     make_run(tmp_path / "a", [0.5], "fedavg", seed=0, rounds=1)
     make_run(tmp_path / "b", [0.6], "fedprox", seed=1, rounds=1)
     assert "no seed in common" in dict(of(tmp_path).details)["by how much"]
+
+
+def test_runs_on_different_data_have_no_single_winner(tmp_path: Path) -> None:
+    make_comparison(tmp_path / "a", {"fedavg": [0.5, 0.6], "fedprox": [0.6, 0.55]})
+    make_comparison(tmp_path / "b", {"fedavg": [0.9, 0.95]}, data="synthetic:samples=100,test=20")
+    said = of(tmp_path / "a", tmp_path / "b")
+    assert said.question == "Which method gets furthest on each of these 2 data sets?"
+    assert said.headline.startswith("No single one") and "fedavg" not in said.headline
+    assert said.details == [
+        (
+            "synthetic:samples=200,test=50",
+            "fedprox, with 57.5 ± 3.5 % accuracy. "
+            "Over 2 seeds, it is told apart from none of the others: the lead may be chance.",
+        ),
+        (
+            "synthetic:samples=100,test=20",
+            "fedavg alone: 92.5 ± 3.5 % accuracy, mean and standard deviation over 2 seeds.",
+        ),
+    ]
+
+
+def test_data_that_changed_between_runs_are_different_data(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", [0.5], "fedavg", rounds=1)
+    make_run(tmp_path / "b", [0.6], "fedprox", rounds=1)
+    make_run(tmp_path / "c", [0.7], "fedavg", seed=1, rounds=1)
+    assert of(tmp_path).headline == "fedavg, with 60.0 ± 14.1 % accuracy."
+    environment = tmp_path / "c" / "environment.json"
+    recorded = json.loads(environment.read_text())
+    environment.write_text(json.dumps(recorded | {"data": "0123456789abcdef"}))
+    said = of(tmp_path)
+    assert said.headline.startswith("No single one")
+    assert [name for name, _ in said.details] == [
+        f"synthetic:samples=200,test=50 (fingerprint {recorded['data'][:8]})",
+        "synthetic:samples=200,test=50 (fingerprint 01234567)",
+    ]
+    rows = Reader().read([tmp_path]).rows
+    assert [len(by_seed) for by_seed in rows.values()] == [1, 1, 1]  # the two of fedavg are not averaged
+    environment.write_text(json.dumps(recorded | {"data": None}))
+    assert not of(tmp_path).headline.startswith("No single one")  # what is not known is no difference
+
+
+def test_a_target_that_few_seeds_reach_is_not_told_as_a_mean(tmp_path: Path) -> None:
+    said = dict(of(make_comparison(tmp_path, {"fedavg": [0.9, 0.4]}, target=0.8)).details)
+    assert said["to the target"] == "It reached 80 % in 1 of 2 seeds only, within 3 rounds."
+
+
+def test_what_noise_amounts_to_is_said(tmp_path: Path) -> None:
+    make_run(tmp_path / "plain", [0.6], rounds=1)
+    folder = make_run(tmp_path / "private", [0.5], "clip_update:norm=0.5+gaussian:noise=2", rounds=1)
+    add_privacy(folder.path, 4.373)
+    said = dict(of(tmp_path).details)["privacy"]
+    assert said == (
+        "clip_update:norm=0.5+gaussian:noise=2: epsilon 4.37 at delta 1e-05 for a whole client, "
+        "against whoever sees the models."
+    )
+    assert dict(of(tmp_path / "private").details)["privacy"].startswith("Epsilon 4.37 at delta 1e-05")
 
 
 @pytest.mark.parametrize("accuracy", [0.0, 1.0])

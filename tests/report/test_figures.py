@@ -12,7 +12,7 @@ from PIL import Image
 
 from isofed.diagnose import Diagnosis, Options, diagnosed
 from isofed.errors import UserError
-from isofed.report import figures
+from isofed.report import figures, figures_after
 from isofed.report.gather import Reader
 from isofed.report.style import drawing, look
 from tests.engine.plain import small
@@ -132,4 +132,4 @@ def test_what_cannot_be_drawn_is_said(broken: str, runs: Path, tmp_path: Path) -
 def test_a_landscape_with_holes_is_drawn() -> None:
     content: dict[str, Any] = {"steps": [-1, 0, 1], "loss": [[1.0, 2.0, None], [0.5, 0.1, 3.0], [1.0, 2.0, 9.0]]}
     with drawing():
-        assert figures.landscape({"fedavg": content}).axes
+        assert figures_after.landscape({"fedavg": content}).axes

@@ -18,7 +18,7 @@ from isofed.report import write_report
 from isofed.report.gather import Reader
 from isofed.report.measured import thin
 from isofed.report.page import content, render, tidy
-from tests.report.made import diagnose, make_comparison, make_run
+from tests.report.made import add_privacy, diagnose, make_comparison, make_run
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&amp;\u2028\"'"
 
@@ -171,6 +171,45 @@ def test_what_was_found_on_kept_models_stands_in_for_what_was_not_recorded(tmp_p
     assert shown["gap"] == [None, -0.7] and shown["local_spectrum"] == [[], [[1, 1], [2, 0.5]]]
     (tmp_path / "run" / "diagnostics.jsonl").write_text(json.dumps({"round": 2, "significant": 9}) + "\n")
     assert page_of(tmp_path)["runs"][0]["diagnostics"]["significant"] == [2, 9]  # what the run saw comes first
+
+
+@pytest.mark.parametrize(("error", "known"), [(None, None), (3.3, None), (0.2, 3.0)])
+def test_noise_is_not_shown_as_curvature(tmp_path: Path, error: float | None, known: float | None) -> None:
+    make_run(tmp_path / "run", [0.5])
+    diagnose(tmp_path / "run", [1], error=error)
+    clients = page_of(tmp_path)["runs"][0]["diagnosis"]["curvature"]["clients"]
+    assert clients["H_N"] == known and (clients["H_D"] is None) == clients["noise"] == (known is None)
+    assert clients["H_N_traces"] == 17 and clients["H_D_traces"] == 0.9
+
+
+def test_each_data_set_has_a_table_of_its_own(tmp_path: Path) -> None:
+    make_comparison(tmp_path / "a", {"fedavg": [0.5, 0.6], "fedprox": [0.6, 0.75]})
+    make_comparison(tmp_path / "b", {"fedavg": [0.9, 0.95], "scaffold": [0.9, 0.99]}, data="synthetic:samples=100")
+    page = page_of(tmp_path)
+    assert page["several"] and [row["data"].count("test=50") for row in page["rows"]] == [1, 1, 0, 0]
+    assert [row["difference"] for row in page["rows"]] == [None, 0.125, None, 0.02]
+    assert not page_of(tmp_path / "a")["several"]
+
+
+def test_memory_is_that_of_a_gpu_or_none(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", [0.5])
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    (tmp_path / "run" / "result.json").write_text(json.dumps(result | {"peak_memory": 911_000_000}))
+    assert page_of(tmp_path)["rows"][0]["peak_memory_megabytes"] is None  # on a CPU it is the process with PyTorch
+    environment = tmp_path / "run" / "environment.json"
+    environment.write_text(environment.read_text().replace('"device": "cpu"', '"device": "cuda:1"'))
+    assert page_of(tmp_path)["rows"][0]["peak_memory_megabytes"] == 911
+
+
+def test_what_noise_amounts_to_is_in_the_table_and_with_the_run(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", [0.5])
+    assert page_of(tmp_path)["rows"][0]["epsilon"] is None
+    add_privacy(folder.path, 4.373)
+    page = page_of(tmp_path)
+    assert (page["rows"][0]["epsilon"], page["rows"][0]["delta"]) == (4.373, 1e-5)
+    told = "privacy of a whole client: epsilon 4.37 at delta 1e-05, against whoever sees the models"
+    told += "; result.json says what that rests on"
+    assert page["runs"][0]["notes"] == [told]
 
 
 def test_ten_runs_of_a_hundred_rounds_with_large_diagnostics_stay_under_five_megabytes(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,19 +24,32 @@ from isofed import draws
 from isofed.errors import UserError
 
 Index = npt.NDArray[np.int64]
+Array = npt.NDArray[Any]
 
+_CHANNELS = (1, 3, 4)  # of pictures as people have them
+AS_PARTS = "it must be Part(images, labels), with images [N, H, W, C] and labels [N]"
+AS_DATASET = (
+    "make one with isofed.data.Dataset.build(NAME, classes=NAMES, train=Part(images, labels), test=Part(...)), where "
+    "images are [N, H, W, C]; of a TensorDataset they are tensors[0].permute(0, 2, 3, 1), and the labels tensors[1]"
+)
 _CHUNK = 1 << 24  # values looked at in one go, so that a large data set is never copied whole
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, init=False)
 class Part:
-    """One part (train, validation or test) of a data set."""
+    """One part (train, validation or test) of a data set, of tensors or of NumPy arrays."""
 
     images: Tensor  # uint8 or float32 [N, H, W, C], contiguous
     labels: Tensor  # int64 [N]
-    domains: Tensor | None = None  # int64 [N]
+    domains: Tensor | None  # int64 [N]
 
-    def __post_init__(self) -> None:
+    def __init__(self, images: Tensor | Array, labels: Tensor | Array, domains: Tensor | Array | None = None) -> None:
+        object.__setattr__(self, "images", _tensor("images", images))
+        object.__setattr__(self, "labels", _tensor("labels", labels))
+        object.__setattr__(self, "domains", None if domains is None else _tensor("domains", domains))
+        self._check()
+
+    def _check(self) -> None:
         if self.images.dim() != 4:
             raise UserError(f"images must have the shape [N, H, W, C], not {list(self.images.shape)}")
         if self.images.dtype not in (torch.uint8, torch.float32):
@@ -52,6 +66,9 @@ class Part:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def __repr__(self) -> str:
+        return f"Part({len(self):,} pictures, {_dtype(self.images)} {list(self.images.shape[1:])})"
 
     def subset(self, index: Index) -> Part:
         """The samples at these places, in this order."""
@@ -71,19 +88,32 @@ class Dataset:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     domains: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # what a person should know about how the data were read
 
     @classmethod
     def build(
         cls,
         name: str,
-        classes: Sequence[str],
+        classes: Sequence[str] | int,
         train: Part,
         test: Part,
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
         domains: Sequence[str] = (),
+        notes: Sequence[str] = (),
     ) -> Dataset:
-        """A checked data set; ``mean`` and ``std`` come from the training part where they are not given."""
+        """A checked data set; ``mean`` and ``std`` come from the training part where they are not given.
+
+        ``classes`` are names, or a number of classes that then go by their numbers.
+        """
+        if isinstance(classes, int):
+            classes = [str(number) for number in range(classes)]
+        for kind, names in (("classes", classes), ("domains", domains)):
+            if isinstance(names, str) or not all(isinstance(one, str) for one in names):
+                raise UserError(f"the {kind} of data set '{name}' must be a list of names, not {names!r}")
+        for what, part in (("train", train), ("test", test)):
+            if not isinstance(part, Part):
+                raise UserError(f"{what} of data set '{name}' is a {type(part).__name__}: {AS_PARTS}")
         _check(name, classes, train, test, domains)
         if mean is None or std is None:
             own = moments(train.images)
@@ -96,7 +126,15 @@ class Dataset:
             )
         if not all(map(math.isfinite, [*mean, *std])) or min(std) <= 0:
             raise UserError(f"data set '{name}' needs a finite mean and a std above zero, not {mean} and {std}")
-        return cls(name, tuple(classes), train, test, tuple(mean), tuple(std), tuple(domains))
+        return cls(name, tuple(classes), train, test, tuple(mean), tuple(std), tuple(domains), tuple(notes))
+
+    def __repr__(self) -> str:
+        channels, height, width = self.shape
+        domains = f", {len(self.domains)} domains" if self.domains else ""
+        return (
+            f"Dataset('{self.name}': {len(self.train):,} train, {len(self.test):,} test, "
+            f"pictures {height}x{width}x{channels}, {len(self.classes)} classes{domains})"
+        )
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -120,6 +158,27 @@ class Dataset:
         return digest.hexdigest()
 
 
+def _tensor(what: str, values: object) -> Tensor:
+    """A tensor of what may also be a NumPy array; labels of any whole numbers will do."""
+    if isinstance(values, np.ndarray) and values.dtype.kind in "uif":
+        if what != "images" and values.dtype.kind in "ui":
+            values = values.astype(np.int64)
+        elif not values.dtype.isnative:
+            values = values.astype(values.dtype.newbyteorder("="))
+        return torch.from_numpy(np.ascontiguousarray(values))
+    if isinstance(values, Tensor):
+        return values
+    found = f"a NumPy array of {values.dtype}" if isinstance(values, np.ndarray) else f"a {type(values).__name__}"
+    wanted = "of uint8 or float32, [N, H, W, C]" if what == "images" else "of whole numbers, [N]"
+    raise UserError(f"{what} must be a PyTorch tensor or a NumPy array {wanted}, not {found}")
+
+
+def check_dataset(given: object) -> None:
+    """Refuse what somebody hands over as a data set and is none."""
+    if given is not None and not isinstance(given, Dataset):
+        raise UserError(f"the data set is a {type(given).__name__}: {AS_DATASET}")
+
+
 def _dtype(values: Tensor) -> str:
     return str(values.dtype).removeprefix("torch.")
 
@@ -133,6 +192,12 @@ def _check(name: str, classes: Sequence[str], train: Part, test: Part, domains: 
     if train.images.shape[1:] != test.images.shape[1:] or train.images.dtype != test.images.dtype:
         one, two = (f"{_dtype(p.images)} {list(p.images.shape[1:])}" for p in (train, test))
         raise UserError(f"{of} has training images {one} but test images {two}: they must be alike")
+    _, first, *rest = train.images.shape
+    if rest[1] not in _CHANNELS and first in _CHANNELS and first <= min(rest):
+        raise UserError(
+            f"{of} has images {list(train.images.shape)}, which look like [N, C, H, W]: isofed has the channels last, "
+            "so give images.permute(0, 2, 3, 1)"
+        )
     if not all(train.images.shape[1:]):
         raise UserError(f"{of} has images without a pixel: height, width and channels must be at least 1")
     if len(classes) < 2:

@@ -19,6 +19,7 @@ from isofed.display import Clock, simple_table
 from isofed.errors import UserError
 from isofed.files import plain
 from isofed.report.gather import run_folders
+from isofed.report.measured import between_clients
 
 
 def diagnose(console: Console, words: Sequence[str]) -> None:
@@ -96,6 +97,12 @@ def _print(console: Console, found: Mapping[str, Mapping[str, Any]]) -> None:
         label = f"{found[path]['method']}, seed {found[path]['seed']}"
         out.add_row(escape(label), *(row[name] or "-" for name in columns))
     console.print(out)
+    if any(between_clients(content.get("curvature") or {})["noise"] for content in found.values()):
+        console.print(
+            "H_N and H_D are left out where noise outweighs the estimate: raise probes, or see H_N_traces and "
+            "H_D_traces in diagnosis.json.",
+            highlight=False,
+        )
 
 
 def _numbers(content: Mapping[str, Any]) -> dict[str, str]:
@@ -105,7 +112,7 @@ def _numbers(content: Mapping[str, Any]) -> dict[str, str]:
     last = spectra[-1] if spectra else {}
     aligned = (content.get("alignment") or [{}])[-1]
     curved, calibrated = content.get("curvature") or {}, content.get("calibration") or {}
-    clients = curved.get("clients") or {}
+    clients = between_clients(curved)
     per = (content.get("cost") or {}).get("points_per") or {}
     width = len(last.get("representation_spectrum") or [])
     return {
@@ -114,14 +121,20 @@ def _numbers(content: Mapping[str, Any]) -> dict[str, str]:
         "gap R": _text(sum(gaps) / len(gaps) if gaps else None, "+.2f"),
         "cosine": _text(aligned.get("cosine"), ".3f"),
         "top eigenvalue": _text((curved.get("eigenvalues") or [None])[0], ".3g"),
-        "trace": _text(curved.get("trace"), ".3g"),
-        "H_N": _text(clients.get("H_N"), ".3g"),
-        "H_D": _text(clients.get("H_D"), ".3f"),
+        "trace": _trace(curved),
+        "H_N": "-" if clients["noise"] else _text(clients.get("H_N"), ".3g"),
+        "H_D": "-" if clients["noise"] else _text(clients.get("H_D"), ".3f"),
         "calibration %": _text(calibrated.get("error"), ".1f", 100),
         "points/MB": _text(per.get("megabyte"), ".3g"),
         "points/s": _text(per.get("second"), ".3g"),
         "points/GFLOP": _text(per.get("gflop"), ".3g"),
     }
+
+
+def _trace(curved: Mapping[str, Any]) -> str:
+    """The trace with its standard error, where that is known."""
+    value, error = _text(curved.get("trace"), ".3g"), _text(curved.get("trace_error"), ".2g")
+    return f"{value} ± {error}" if value and error else value
 
 
 def _text(value: float | None, form: str, scale: float = 1) -> str:

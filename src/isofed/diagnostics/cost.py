@@ -71,7 +71,7 @@ def cost(method: Any, *, dataset: Dataset | None = None, operations: bool = Fals
     fixed = {"clients": 2, "partition": "iid", "local_steps": 1, "local_epochs": None, "device": "cpu"}
     chosen = make_settings(usual | settings | fixed | {"method": method})
     dataset = dataset or load(chosen.data, chosen.root)
-    if chosen.norm is None and "statistics" in chosen.method.guards:
+    if chosen.norm == "own" and "statistics" in chosen.method.guards:
         plain_network = create(chosen.model, classes=len(dataset.classes), shape=dataset.shape)
         if has_batch_norm(plain_network):  # whose statistics the method refuses; group norm costs the same
             chosen = chosen.model_copy(update={"norm": "group:2"})

@@ -57,6 +57,7 @@ class Outcome:
     skipped: int = 0
     seconds: float = 0.0
     problem: str | None = None
+    trace: str = ""  # of the error that is the problem, for who wants to see it
     found: Tensor = field(default_factory=lambda: torch.empty(0))  # the largest number sent back, and the summed loss
 
     def settle(self) -> None:
@@ -105,7 +106,6 @@ class Replica:
         # Integer buffers are not part of a model that can be averaged: each visit starts from their first values.
         self.counters = [(b, b.clone()) for b in network.buffers() if not b.is_floating_point()]
         self.fresh_state = {k: v.clone() for k, v in self.local.step.state.items()}
-        self._own_state = dict(self.local.step.state)  # the buffers themselves
         self.upload = Upload(device)
         self._where = torch.zeros(self.run.at_once, dtype=torch.int64, device=device)
         self._right = torch.zeros(self.run.classes, dtype=torch.int64, device=device)
@@ -161,8 +161,6 @@ class Replica:
         local, step = self.local, self.local.step
         samples = self.world.clients[job.client]
         self.load(weights, state)
-        step.state.clear()  # of what the client before has put there
-        step.state.update(self._own_state)
         for unsent in step.sent.keys() - sent.keys():
             del step.sent[unsent]
         own = {k: v.to(self.device) for k, v in (state or {}).items() if not k.startswith("isofed.")}

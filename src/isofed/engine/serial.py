@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -11,8 +12,9 @@ from torch import Tensor
 
 from isofed.engine.replica import Job, Outcome, Replica, Score, chunks
 from isofed.engine.world import World
-from isofed.errors import RunError
+from isofed.errors import BadMethod, RunError
 from isofed.layout import Tensors
+from isofed.traces import place_of
 
 if TYPE_CHECKING:
     from isofed.collect import Partial
@@ -49,9 +51,12 @@ class Serial:
     def train(self, jobs: Sequence[Job], weights: Tensor, sent: Tensors, states: States) -> Iterator[Outcome]:
         for job in jobs:
             try:
-                yield self.replica.visit(job, weights, sent, states(job.client))
+                outcome = self.replica.visit(job, weights, sent, states(job.client))
+            except BadMethod:
+                raise
             except Exception as error:
-                yield Outcome(job.client, problem=failure(error))
+                outcome = Outcome(job.client, problem=failure(error), trace=traceback.format_exc())
+            yield outcome
 
     def score(self, part: str, index: np.ndarray, weights: Tensor, state: Tensors | None = None) -> Score:
         self.replica.load(weights, state)
@@ -68,5 +73,6 @@ class Serial:
 
 
 def failure(error: Exception) -> str:
-    """Why a visit failed, in one line."""
-    return f"failed with {type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
+    """Why a visit failed, in one line, and where in a user's own file."""
+    said = str(error).splitlines()[0] if str(error) else "no message"
+    return f"failed with {type(error).__name__}: {said.rstrip('.')}{place_of(error)}"

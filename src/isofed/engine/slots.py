@@ -11,6 +11,7 @@ What a client's visit computes does not depend on S, on who else trains at the s
 from __future__ import annotations
 
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -27,8 +28,9 @@ from isofed.engine.replica import Job, Outcome, Replica, Score, all_pictures
 from isofed.engine.serial import States, failure
 from isofed.engine.slot import Arriving, Slot
 from isofed.engine.world import World
-from isofed.errors import RunError
+from isofed.errors import BadMethod, RunError
 from isofed.layout import Tensors
+from isofed.traces import Elsewhere
 
 MOST = 32  # slots
 GAIN = 1.05  # how much faster twice the slots must be
@@ -77,7 +79,7 @@ class Slots:
                         continue
                     moved = True
                     job = slot.job or waiting.pop(self._next_for(slot, waiting))
-                    trouble: Exception | None = None
+                    trouble, why, trace = None, "", ""
                     try:
                         if slot.graphs is None:
                             yield slot.eagerly(job, weights, sent, states(job.client))
@@ -87,6 +89,7 @@ class Slots:
                         if slot.advance():
                             arriving.append(slot.finish())
                     except Exception as error:
+                        why, trace = failure(error), traceback.format_exc()
                         trouble = error.with_traceback(None)  # which would keep the slot's memory
                     if trouble is None:
                         continue
@@ -96,9 +99,11 @@ class Slots:
                     elif starved(trouble):
                         waiting.insert(0, job)
                         self._lower(slot, job)
+                    elif isinstance(trouble, BadMethod):
+                        raise trouble from Elsewhere.of(trace)
                     else:
                         slot.leave()
-                        yield Outcome(job.client, problem=failure(trouble))
+                        yield Outcome(job.client, problem=why, trace=trace)
                 for done in [a for a in arriving if a.here()]:
                     arriving.remove(done)
                     moved = True
@@ -188,7 +193,7 @@ class Slots:
     def _give_up(self, slot: Slot, error: Uncapturable) -> None:
         """Go on without graphs: one replica, since what is not captured may draw from generators that all share."""
         synchronize(self.device)
-        self._note(f"a step of '{self.world.settings.method}' cannot be captured ({error}), so it runs eagerly")
+        self._note(f"a step of '{self.world.settings.method.shown()}' cannot be captured ({error}), so it runs eagerly")
         for one in [slot, *self.slots]:
             one.leave()
         slot.release()

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from isofed.data.augment import parse as parse_augment
 from isofed.data.base import Dataset, Part
 from isofed.engine.sgd import update
+from isofed.engine.state import ClientState
 from isofed.engine.world import World
 from isofed.layout import Entry, Layout, Tensors
 from isofed.methods import Step
@@ -81,7 +82,7 @@ class LocalStep:
         step.lr = torch.zeros((), device=device)
         step.counter = torch.zeros(1, dtype=torch.int64, device=device)
         step.label_counts = torch.zeros(self.run.classes, dtype=torch.int64, device=device)
-        step.state, step.sent, step.plan = method.client_state(self.run), {}, {}
+        step.state, step.sent, step.plan = ClientState(method.client_state(self.run), device), {}, {}
         self.copies = {name: self.flat.clone() for name in method.copies}
         step.copies = {name: _frozen(world.network(), layout, flat) for name, flat in self.copies.items()}
         self.loss = torch.zeros((), device=device)  # summed over the samples of a visit

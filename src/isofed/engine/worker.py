@@ -24,6 +24,7 @@ from isofed.engine.mailbox import AHEAD, Inbox, Outbox
 from isofed.engine.portable import unpack
 from isofed.engine.replica import Job, Replica
 from isofed.engine.serial import failure
+from isofed.errors import BadMethod
 from isofed.layout import Tensors
 
 
@@ -91,6 +92,8 @@ def main() -> None:
             reply = worker.answer(json.loads(line))
         except Exception as error:
             reply = {"error": failure(error), "trace": traceback.format_exc()}
+            if isinstance(error, BadMethod):
+                reply["bad method"] = str(error)
         try:
             replies.write(json.dumps(reply) + "\n")
             replies.flush()

@@ -31,8 +31,9 @@ from isofed.engine.portable import pack
 from isofed.engine.replica import Job, Outcome, Score, one_thread
 from isofed.engine.serial import States, chunks
 from isofed.engine.world import World
-from isofed.errors import RunError
+from isofed.errors import BadMethod, RunError
 from isofed.layout import Tensors
+from isofed.traces import Elsewhere
 
 # The C library gives large blocks back to the system at every step, and each must then be cleared again for the next:
 # a few percent of the time. These keep them; other C libraries do not know the names and ignore them.
@@ -194,7 +195,8 @@ class Workers:
             except WorkerDied as error:
                 raise RunError(f"a worker process could not start ({error}); use executor=serial to see why") from None
             if "error" in reply:
-                raise RunError(f"a worker process could not be set up: it {reply['error']}")
+                said = f"a worker process could not be set up: it {reply['error']}"
+                raise RunError(said) from Elsewhere.of(reply["trace"])
             process.set_up = request
 
         pool.each(set_up)
@@ -210,8 +212,10 @@ class Workers:
                 reply = process.receive()
             except WorkerDied as error:
                 return Outcome(job.client, problem=str(error))
+            if "bad method" in reply:
+                raise BadMethod(reply["bad method"]) from Elsewhere.of(reply["trace"])
             if "error" in reply:
-                return Outcome(job.client, problem=reply["error"])
+                return Outcome(job.client, problem=reply["error"], trace=reply["trace"])
             return _outcome(job.client, reply, process.inbox)
 
         yield from self._share_out(self._sized(jobs), request, read)
@@ -267,7 +271,7 @@ class Workers:
         except WorkerDied as error:
             raise RunError(f"{what} was lost: {error}") from None
         if "error" in reply:
-            raise RunError(f"{what} {reply['error']}")
+            raise RunError(f"{what} {reply['error']}") from Elsewhere.of(reply["trace"])
         return reply
 
     def _share_out(

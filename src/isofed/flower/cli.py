@@ -35,9 +35,8 @@ def new(folder: Folder, words: Words = None, debug: Debug = False) -> None:
 
     [bold]Examples[/]
 
-      isofed flower new clinics classes=benign,malignant clients=5 method=scaffold rounds=50
-
-      isofed flower new trial data=digits partition=dirichlet:0.1 clients=2       (without any folder)
+      isofed flower new clinics classes=benign,malignant clients=5 rounds=50
+      isofed flower new trial data=digits clients=2    # without any folder
     """
     from isofed.flower import commands
 
@@ -57,9 +56,8 @@ def keys(
 
     [bold]Examples[/]
 
-      isofed flower keys clinics --host federation.example.org        (on the server's machine)
-
-      isofed flower keys clinics --site clinic-a                       (at the site)
+      isofed flower keys clinics --host fed.example.org    # at the server
+      isofed flower keys clinics --site clinic-a           # at the site
     """
     from isofed.flower import commands
 
@@ -83,8 +81,7 @@ def up(
 
     [bold]Examples[/]
 
-      isofed flower up method=scaffold data=digits clients=2 rounds=2 out=runs/trial
-
+      isofed flower up method=scaffold data=digits clients=2 rounds=2
       isofed flower up clinics folders=pictures
     """
     from isofed.flower import commands
@@ -127,7 +124,8 @@ def site(
 
     [bold]Examples[/]
 
-      isofed flower site clinics --number 0 --name clinic-a --server federation.example.org:8000 --data our/pictures
+      isofed flower site clinics --number 0 --name clinic-a \\
+        --server fed.example.org:8000 --data our/pictures
     """
     from isofed.flower import commands
 

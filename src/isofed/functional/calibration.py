@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from isofed.functional.precision import rows
+
 
 class Sums(NamedTuple):
     """What a client sends; those of several clients are added."""
@@ -34,6 +36,7 @@ def calibration_sums(z: Tensor, labels: Tensor, classes: int) -> Sums:
         labels: class indices [samples].
         classes: how many there are.
     """
+    rows("z", z, "[samples, width]")
     z = z.double()
     return Sums(z.T @ z, z.T @ one_hot(labels, classes).double())
 

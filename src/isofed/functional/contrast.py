@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from isofed.functional.precision import full_precision
+from isofed.functional.precision import full_precision, rows
 from isofed.functional.sphere import unit
 
 
@@ -26,6 +26,12 @@ def model_contrast(z: Tensor, z_global: Tensor, z_previous: Tensor, temperature:
     >>> round(float(model_contrast(z, z_global=z, z_previous=z)), 6)
     0.693147
     """
+    rows("z", z)
+    for what, other in (("z_global", z_global), ("z_previous", z_previous)):
+        if other.shape != z.shape:
+            raise ValueError(f"{what} must have the shape of z, {list(z.shape)}, not {list(other.shape)}")
+    if not temperature > 0:
+        raise ValueError(f"temperature must be above 0, not {temperature}")
     z = unit(z)
     to_global, to_previous = (z * unit(z_global)).sum(1), (z * unit(z_previous)).sum(1)
     return softplus((to_previous - to_global) / temperature).mean()

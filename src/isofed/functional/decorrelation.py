@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from isofed.functional.precision import full_precision, nothing, one_of
+from isofed.functional.precision import full_precision, nothing, one_of, rows
 
 
 @full_precision
@@ -30,6 +30,7 @@ def decorrelation(z: Tensor, form: Literal["code", "paper"] = "code") -> Tensor:
     0.0
     """
     one_of("form", form, "code", "paper")
+    rows("z", z)
     count, width = z.shape
     if count < 2 or (width < 2 and form == "code"):
         return nothing(z)
@@ -76,6 +77,7 @@ def structured_decov(z: Tensor, group: int = 8) -> Tensor:
     >>> float(structured_decov(torch.tensor([[1.0, 2.0], [-1.0, -2.0]]), group=2))
     0.0
     """
+    rows("z", z)
     if group < 1:
         raise ValueError(f"group must be at least 1, not {group}")
     centred = z - z.mean(0)

@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from isofed.functional.precision import rows
+
 
 class Gaussians(NamedTuple):
     """Counts, means and unbiased covariances of the features of each class, in float64."""
@@ -33,6 +35,7 @@ def class_sums(z: Tensor, labels: Tensor, classes: int) -> ClassSums:
         labels: class indices [samples].
         classes: how many there are.
     """
+    rows("z", z, "[samples, width]")
     z, counts = z.double(), _counts(labels, classes)
     first, second = z.new_zeros(classes, z.shape[1]), z.new_zeros(classes, z.shape[1], z.shape[1])
     for label in range(classes):
@@ -63,6 +66,7 @@ def class_gaussians(z: Tensor, labels: Tensor, classes: int) -> Gaussians:
         labels: class indices [samples].
         classes: how many there are.
     """
+    rows("z", z, "[samples, width]")
     z, counts = z.double(), _counts(labels, classes)
     mean, covariance = z.new_zeros(classes, z.shape[1]), z.new_zeros(classes, z.shape[1], z.shape[1])
     for label in range(classes):

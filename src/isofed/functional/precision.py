@@ -42,6 +42,12 @@ def nothing(z: Tensor) -> Tensor:
     return torch.where(z.isfinite(), z, 0).sum() * 0.0
 
 
+def rows(what: str, values: Tensor, shape: str = "[batch, width]") -> None:
+    """Refuse what is not a matrix with a row for each sample, in words rather than in torch's."""
+    if values.dim() != 2:
+        raise ValueError(f"{what} must be {shape}, not {list(values.shape)}")
+
+
 def one_of(what: str, given: str, *known: str) -> None:
     """Refuse an option that does not exist, rather than take it for another."""
     if given not in known:

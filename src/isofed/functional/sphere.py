@@ -6,7 +6,7 @@ import torch
 from torch import Generator, Tensor
 from torch.nn.functional import mse_loss, one_hot
 
-from isofed.functional.precision import full_precision
+from isofed.functional.precision import full_precision, rows
 
 SHORTEST = 1e-6  # a feature below this length has no direction
 
@@ -33,6 +33,8 @@ def sphere_mse(z: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     >>> float(sphere_mse(torch.tensor([[3.0, 0.0]]), torch.eye(2), torch.tensor([0])))
     0.0
     """
+    rows("z", z)
+    rows("weight", weight, "[classes, width]")
     logits = unit(z) @ weight.T
     wanted = one_hot(labels, len(weight)) if labels.dim() == 1 else labels
     return mse_loss(logits, wanted.to(logits))

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from isofed.functional.precision import full_precision, nothing, one_of
+from isofed.functional.precision import full_precision, nothing, one_of, rows
 from isofed.functional.sphere import unit
 
 
@@ -32,6 +32,7 @@ def uniformity(
     0.367879
     """
     one_of("form", form, "code", "paper")
+    rows("z", z)
     if sigma is not None and sigma <= 0:
         raise ValueError(f"sigma must be above 0, not {sigma}")
     count = len(z)
@@ -87,6 +88,9 @@ def hyperspherical_energy(z: Tensor, eps: float = 1e-2, diagonal: bool = False) 
     >>> round(float(hyperspherical_energy(torch.eye(3), eps=0.25)), 6)  # orthogonal features: 1 / (1 + eps)
     0.8
     """
+    rows("z", z)
+    if eps <= 0:
+        raise ValueError(f"eps must be above 0, not {eps}")
     count = len(z)
     if count < 2 and not diagonal:
         return nothing(z)

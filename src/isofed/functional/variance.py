@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from isofed.functional.precision import full_precision, nothing, one_of
+from isofed.functional.precision import full_precision, nothing, one_of, rows
 
 
 @full_precision
@@ -35,6 +35,7 @@ def classifier_variance(
     """
     one_of("statistic", statistic, "std", "var")
     one_of("hinge", hinge, "linear", "squared", "none")
+    rows("logits", logits, "[batch, classes]")
     if len(logits) < 2:
         return nothing(logits)
     classes = logits.shape[1]

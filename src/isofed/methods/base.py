@@ -88,7 +88,7 @@ class Visit:
     model: Tensor  # the whole model as it is now, statistics and fixed tensors included
     weights: Tensor  # trained weights as they are now
     start: Tensor  # trained weights as received
-    state: Tensors  # the client's own, kept until its next visit
+    state: Tensors  # the client's own, kept until its next visit; assigning to a name copies into its tensor
     sent: Tensors  # what the server sent besides the weights
     copies: dict[str, Tensor]  # the frozen copies a method asked for, each laid out like ``model``
     batches: Callable[[int], Iterator[tuple[Tensor, Tensor]]]  # inputs and labels without augmentation
@@ -300,7 +300,7 @@ class Method:
         return torch.nn.functional.cross_entropy(step.logits, step.targets)
 
     def loss(self, step: Step) -> Tensor | None:
-        """A term to add to the base loss."""
+        """A term to add to the base loss: one number with a gradient, so a function of what the network gave."""
         return None
 
     def around(self, step: Step, inner: Callable[[], None]) -> None:

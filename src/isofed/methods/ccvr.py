@@ -13,7 +13,7 @@ from isofed.functional import ClassSums, Gaussians, class_sums, gaussians_of, un
 from isofed.layout import Tensors
 from isofed.methods.base import Final, Method, Visit
 from isofed.methods.refit import head_of, seen_by_head, shuffled, train_head
-from isofed.spec import number
+from isofed.spec import described, number
 
 
 @dataclass(frozen=True)
@@ -28,13 +28,13 @@ class CCVR(Method):
     Gaussians to relu(z)^tukey, which is less skewed (0.5 in the paper), and raises what is drawn to 1/tukey again.
     """
 
-    samples: int = number(500, at_least=1)
-    epochs: int = number(10, at_least=1)
-    lr: float = number(0.01, above=0)
-    momentum: float = number(0.9, at_least=0, below=1)
-    batch_size: int = number(64, at_least=1)
-    relu: bool = False
-    tukey: float = number(1.0, above=0, at_most=1)
+    samples: int = number(500, "virtual features per class", at_least=1)
+    epochs: int = number(10, "over the virtual features", at_least=1)
+    lr: float = number(0.01, "of the head", above=0)
+    momentum: float = number(0.9, "of the head", at_least=0, below=1)
+    batch_size: int = number(64, "of the head's training", at_least=1)
+    relu: bool = described(False, "cut virtual features off at zero")
+    tukey: float = number(1.0, "power that makes features less skewed; 1 is none", above=0, at_most=1)
 
     owns: ClassVar[frozenset[str]] = frozenset({"final"})
     exchanges: ClassVar[tuple[str, ...]] = ("ccvr",)

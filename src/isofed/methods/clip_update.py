@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from isofed.methods.base import Method, Visit
-from isofed.spec import number
+from isofed.spec import described, number
 
 # What is shortened is rounded to float32 afterwards, which may lengthen it by 2^-24 of its length.
 _ROUNDING = 1 - 2.0**-23
@@ -30,8 +30,11 @@ class ClipUpdate(Method):
     update arrives, whatever the client says; ``at=client`` before it leaves.
     """
 
-    norm: float = number(1.0, above=0)
-    at: Literal["server", "client"] = "server"
+    norm: float = number(1.0, "the longest that an update may be", above=0)
+    at: Literal["server", "client"] = described(
+        "server",
+        "who shortens it: the server when it arrives, whatever the client says, or the client before it leaves",
+    )
 
     guards: ClassVar[frozenset[str]] = frozenset({"extras", "answers", "statistics"})
     paper: ClassVar[str] = "Sun et al. 2019, Can you really backdoor federated learning?"

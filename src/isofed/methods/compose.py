@@ -14,11 +14,12 @@ from isofed import spec
 from isofed.errors import UserError, unknown
 from isofed.layout import Policy, Tensors
 from isofed.methods.base import Draws, Method, Round, Run, Step, Visit
+from isofed.methods.given import check_gradient, check_tensors, check_term
 from isofed.methods.guard import check_extras, check_parts, check_statistics
 from isofed.methods.needs import check_need
-from isofed.methods.registry import find, name_of, names
+from isofed.methods.registry import check_class, find, is_ours, name_of, names
 from isofed.models.base import Network
-from isofed.plugins import shorten
+from isofed.plugins import is_file_reference, shorten
 
 PLACES_OWNED = {
     "head": "the classifier head",
@@ -38,8 +39,9 @@ class Composition:
 
     def __init__(self, parts: tuple[tuple[str, Method], ...]) -> None:
         self.parts = parts
+        self._shown = tuple((shorten(name), m) for name, m in parts)  # as a person would type it, for messages
         methods = [m for _, m in parts]
-        self._check(parts)
+        self._check(self._shown)
         self.owners = {place: m for m in methods for place in m.owns}
         self.pooled = any(m.pooled for m in methods)
         self.pull = sum(m.pull for m in methods)
@@ -55,6 +57,7 @@ class Composition:
         def who(hook: str) -> list[Any]:
             return [getattr(m, hook) for m in methods if getattr(type(m), hook) is not getattr(Method, hook)]
 
+        self._named = {id(m): name for name, m in self._shown}
         self._check_settings, self._share = who("check"), who("share")
         # Whoever owns the head builds it on the features that the others leave.
         self._build = sorted(who("build"), key=lambda hook: "head" in hook.__self__.owns)
@@ -113,7 +116,7 @@ class Composition:
             hook(settings)
 
     def build(self, network: Network, classes: int, rng: np.random.Generator) -> None:
-        for name, method in self.parts:
+        for name, method in self._shown:
             for need in method.needs:
                 check_need(name, need, network)
         for hook in self._build:
@@ -124,30 +127,35 @@ class Composition:
         for hook in self._share:
             for name, policy in hook(network).items():
                 if policies.get(name, policy) != policy:
-                    raise UserError(
-                        f"two parts of '{self}' disagree about the tensor '{name}': {policies[name]} and {policy}"
-                    )
+                    they = f"two parts of '{self.shown()}'"
+                    raise UserError(f"{they} disagree about the tensor '{name}': {policies[name]} and {policy}")
                 policies[name] = policy
-        check_statistics(self.parts, network, policies)
+        check_statistics(self._shown, network, policies)
         return policies
 
     def client_state(self, run: Run) -> Tensors:
-        return self._merge("client state", [hook(run) for hook in self._client_state])
+        return self._merge("client state", self._client_state, run)
 
     def server_state(self, run: Run) -> Tensors:
-        return self._merge("server state", [hook(run) for hook in self._server_state])
+        return self._merge("server state", self._server_state, run)
 
     def send(self, server: Tensors) -> Tensors:
-        return self._merge("message", [hook(server) for hook in self._send])
+        return self._merge("message", self._send, server)
 
-    def _merge(self, what: str, dicts: list[Tensors]) -> Tensors:
+    def _merge(self, what: str, hooks: list[Any], given: Any) -> Tensors:
         merged: Tensors = {}
-        for one in dicts:
+        for hook in hooks:
+            one = hook(given)
+            check_tensors(f"the {what} of '{self._name(hook)}'", one)
             clash = sorted(set(one) & set(merged))
             if clash:
-                raise UserError(f"two parts of '{self}' use the same name '{clash[0]}' in their {what}")
+                raise UserError(f"two parts of '{self.shown()}' use the same name '{clash[0]}' in their {what}")
             merged |= one
         return merged
+
+    def _name(self, hook: Any) -> str:
+        """What the method of a hook is called in a message."""
+        return self._named[id(hook.__self__)]
 
     def plan(self, visit: Visit, rng: Callable[[str], np.random.Generator]) -> Draws:
         """Draws of all parts; ``rng`` gives each part a generator of its own, so parts do not shift each other."""
@@ -160,7 +168,7 @@ class Composition:
             asked.append(key)
             mine = method.plan(visit, rng(f"{key}/{again}" if again else key))
             if taken := sorted(mine.keys() & draws.keys()):
-                raise UserError(f"two parts of '{self}' use the same name '{taken[0]}' in their plans")
+                raise UserError(f"two parts of '{self.shown()}' use the same name '{taken[0]}' in their plans")
             draws |= mine
         return draws
 
@@ -176,7 +184,7 @@ class Composition:
     def end(self, visit: Visit) -> None:
         for hook in self._end:
             hook(visit)
-        check_extras(self.parts, visit)
+        check_extras(self._shown, visit)
         for hook in self._upload:
             hook(visit)
 
@@ -186,13 +194,24 @@ class Composition:
 
     def objective(self, step: Step) -> Tensor:
         """The base loss plus every added term."""
-        total = self._base(step) if self._base else cross_entropy(step.logits, step.targets)
+        if self._base:
+            total = self._base(step)
+            self._check_term(self._base, "base loss", total, step)
+        else:
+            total = cross_entropy(step.logits, step.targets)
         step.base_loss = total
         for hook in self._loss:
             term = hook(step)
             if term is not None:
+                self._check_term(hook, "loss", term, step)
                 total = total + term
         return total
+
+    def _check_term(self, hook: Any, what: str, term: Tensor, step: Step) -> None:
+        check_term(f"the {what} of '{self._name(hook)}'", term)
+        # Ours are known to have one, except where a network leaves them nothing to train.
+        if not term.requires_grad and not is_ours(type(hook.__self__)):
+            check_gradient(f"the {what} of '{self._name(hook)}'", step)
 
     def around(self, step: Step, inner: Callable[[], None]) -> None:
         """Nested wrappers; the rightmost part of a composition is outermost."""
@@ -266,7 +285,9 @@ def parse(given: Any) -> Composition:
         return given
     if isinstance(given, Method):
         given = [given]
-    if isinstance(given, (list, tuple)) and given and any(isinstance(g, Method) for g in given):
+    if isinstance(given, type) and issubclass(given, Method):
+        raise UserError(f"{given.__name__} is a class: give an object of it, method={given.__name__}()")
+    if isinstance(given, (list, tuple)) and given and any(isinstance(g, (Method, type)) for g in given):
         return Composition(tuple(p for g in given for p in _parts_of(g)))
     return Composition(tuple(_make(c) for c in spec.parse(given, "method")))
 
@@ -277,6 +298,7 @@ def _parts_of(given: Any) -> tuple[tuple[str, Method], ...]:
         # A class of one's own that is called like a known method must not be taken for it when a run is resumed.
         if name in names() and find(name)[1] is not cls:
             name = f"{cls.__module__}.{cls.__qualname__}"
+        check_class(cls.__name__, cls)
         return ((name, given),)
     return parse(given).parts
 
@@ -291,5 +313,6 @@ def portable(method: Composition) -> bool:
 
 def _make(choice: spec.Choice) -> tuple[str, Method]:
     name, cls = find(choice.name)
-    method = spec.make(cls, dataclasses.replace(choice, name=name), "method")
-    return name, method
+    # Messages say a file's method as it was typed, the record as it can be found from anywhere.
+    said = choice.name if is_file_reference(choice.name) else name
+    return name, spec.make(cls, dataclasses.replace(choice, name=said), "method")

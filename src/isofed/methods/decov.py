@@ -20,7 +20,7 @@ class DeCov(Method):
     features' scale and number, so tune the weight: 1e-4 to 1e-1.
     """
 
-    weight: float = number(0.001, at_least=0)
+    weight: float = number(0.001, "of the term; tune it for each network, between 0.0001 and 0.1", at_least=0)
 
     needs: ClassVar[tuple[str, ...]] = ("features",)
     paper: ClassVar[str] = (
@@ -38,8 +38,8 @@ class StructuredDeCov(Method):
     As ``decov``, but features within a group of ``group`` neighbours may repeat each other.
     """
 
-    weight: float = number(0.001, at_least=0)
-    group: int = number(8, at_least=1)
+    weight: float = number(0.001, "of the term; tune it for each network, between 0.0001 and 0.1", at_least=0)
+    group: int = number(8, "neighbouring features that form a group; 1 is decov", at_least=1)
 
     needs: ClassVar[tuple[str, ...]] = ("features",)
     paper: ClassVar[str] = "Xiong et al. 2016, Regularizing deep CNNs with a structured decorrelation constraint"

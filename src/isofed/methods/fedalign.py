@@ -14,7 +14,7 @@ from isofed.functional import stage_norm
 from isofed.methods.base import Method, Step
 from isofed.models.base import Network
 from isofed.models.slim import channels, check_slimmable, slimmed
-from isofed.spec import number
+from isofed.spec import described, number
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,13 @@ class FedAlign(Method):
     than ``clip`` are scaled down; the paper has neither.
     """
 
-    mu: float = number(0.45, at_least=0)
-    width: float = number(0.25, above=0, below=1)
-    rescale: bool = True
-    clip: float | None = number(10.0, above=0)
-    iterations: int = number(10, at_least=1)
+    mu: float = number(0.45, "weight of the term; 0 is FedAvg", at_least=0)
+    width: float = number(
+        0.25, "of the slimmed stage, a share of its channels, rounded to a multiple of 8", above=0, below=1
+    )
+    rescale: bool = described(True, "give the term the value mu · base loss")
+    clip: float | None = number(10.0, "the largest norm of a gradient; none for no limit", above=0)
+    iterations: int = number(10, "power iterations", at_least=1)
 
     needs: ClassVar[tuple[str, ...]] = ("two stages",)
     paper: ClassVar[str] = "Mendieta et al. 2022, Local learning matters: rethinking data heterogeneity"

@@ -9,7 +9,7 @@ import torch
 
 from isofed.layout import Tensors
 from isofed.methods.base import Method, Round, Run
-from isofed.spec import number
+from isofed.spec import described, number
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,9 @@ class FedAvgM(Method):
     smaller by the factor 1 - momentum. Batch-norm statistics are averaged plainly and never enter v.
     """
 
-    momentum: float = number(0.9, at_least=0, below=1)
-    damped: bool = False
-    lr: float = number(1.0, above=0)
+    momentum: float = number(0.9, "share of v that stays from round to round", at_least=0, below=1)
+    damped: bool = described(False, "weigh the new update by 1 − momentum")
+    lr: float = number(1.0, "server learning rate", above=0)
 
     owns: ClassVar[frozenset[str]] = frozenset({"server"})
     paper: ClassVar[str] = "Hsu et al. 2019, Measuring the effects of non-identical data distribution"

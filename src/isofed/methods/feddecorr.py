@@ -9,7 +9,7 @@ from torch import Tensor
 
 from isofed.functional import decorrelation
 from isofed.methods.base import Method, Step
-from isofed.spec import number
+from isofed.spec import described, number
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,10 @@ class FedDecorr(Method):
     times the batch size is the beta that matches.
     """
 
-    beta: float = number(0.1, at_least=0)
-    form: Literal["code", "paper"] = "code"
+    beta: float = number(0.1, "weight of L_D", at_least=0)
+    form: Literal["code", "paper"] = described(
+        "code", "code or paper, see above; in the paper's form 0.1 · N is the beta that matches"
+    )
 
     needs: ClassVar[tuple[str, ...]] = ("features",)
     paper: ClassVar[str] = "Shi et al. 2023, Towards understanding and mitigating dimensional collapse"

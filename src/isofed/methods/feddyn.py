@@ -10,7 +10,7 @@ from torch import Tensor
 
 from isofed.layout import Tensors
 from isofed.methods.base import Method, Round, Run, Step, Visit
-from isofed.spec import number
+from isofed.spec import described, number
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,11 @@ class FedDyn(Method):
     client's size relative to the mean, as that code does.
     """
 
-    alpha: float = number(0.01, at_least=0)
-    evaluate: Literal["mean", "sent"] = "mean"
-    scale_alpha: bool = False
+    alpha: float = number(0.01, "strength of the regulariser", at_least=0)
+    evaluate: Literal["mean", "sent"] = described(
+        "mean", "judge the mean of the clients' models (mean) or what is sent (sent)"
+    )
+    scale_alpha: bool = described(False, "divide alpha by the client's size relative to the mean size")
 
     owns: ClassVar[frozenset[str]] = frozenset({"server"})
     paper: ClassVar[str] = "Acar et al. 2021, Federated learning based on dynamic regularization"

@@ -17,7 +17,7 @@ class FedExP(Method):
     cancel each other, the longer the step.
     """
 
-    eps: float = number(0.001, at_least=0)
+    eps: float = number(0.001, "keeps the factor small when the mean update is very short", at_least=0)
 
     owns: ClassVar[frozenset[str]] = frozenset({"server"})
     extras: ClassVar[tuple[str, ...]] = ("fedexp.squared",)

@@ -23,7 +23,7 @@ class FedLC(Method):
     rare classes get a larger margin. Classes that the client does not have are left out of the softmax.
     """
 
-    tau: float = number(0.1, at_least=0)
+    tau: float = number(0.1, "size of the margin; 0 still leaves missing classes out", at_least=0)
 
     owns: ClassVar[frozenset[str]] = frozenset({"base"})
     paper: ClassVar[str] = "Zhang et al. 2022, Federated learning with label distribution skew via logits calibration"

@@ -9,6 +9,7 @@ import torch
 
 from isofed.methods.base import Method, Round, Visit
 from isofed.methods.momentum import progress, refuse_persistent
+from isofed.spec import described
 
 if TYPE_CHECKING:
     from isofed.config import Settings
@@ -24,7 +25,9 @@ class FedNova(Method):
     official code does with a proximal term. The official "global momentum" is ``fednova+fedavgm``.
     """
 
-    effective: Literal["response", "steps"] = "response"
+    effective: Literal["response", "steps"] = described(
+        "response", "multiply back by the mean of a_k (response), or by the mean number of steps (steps)"
+    )
 
     extras: ClassVar[tuple[str, ...]] = ("fednova.a",)
     paper: ClassVar[str] = "Wang et al. 2020, Tackling the objective inconsistency problem"

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from isofed.layout import Tensors
 from isofed.methods.base import Method, Round, Run
-from isofed.spec import number
+from isofed.spec import described, number
 
 
 @dataclass(frozen=True)
@@ -21,12 +21,12 @@ class _FedOpt(Method):
     bias of the first rounds as Adam does (``bias_correction=true``).
     """
 
-    lr: float = number(0.1, above=0)
-    beta1: float = number(0.9, at_least=0, below=1)
-    beta2: float = number(0.99, at_least=0, below=1)
-    tau: float = number(1e-3, above=0)
-    v0: float | None = number(None, at_least=0)
-    bias_correction: bool = False
+    lr: float = number(0.1, "server learning rate; tune it first", above=0)
+    beta1: float = number(0.9, "memory of m", at_least=0, below=1)
+    beta2: float = number(0.99, "memory of v", at_least=0, below=1)
+    tau: float = number(1e-3, "keeps the division tame; larger means less adaptive", above=0)
+    v0: float | None = number(None, "where v starts; none means tau²", at_least=0)
+    bias_correction: bool = described(False, "Adam's correction of the first rounds")
 
     owns: ClassVar[frozenset[str]] = frozenset({"server"})
     paper: ClassVar[str] = "Reddi et al. 2021, Adaptive federated optimization"
@@ -68,6 +68,8 @@ class FedYogi(_FedOpt):
     v <- v - (1 - beta2) D^2 sign(v - D^2), which forgets large updates more slowly, w <- w + lr m / (sqrt(v) + tau).
     """
 
+    beta2: float = number(0.99, "how fast v follows D²", at_least=0, below=1)
+
     def second_moment(self, v: Tensor, square: Tensor) -> Tensor:
         return v - (1 - self.beta2) * square * torch.sign(v - square)
 
@@ -80,7 +82,8 @@ class FedAdagrad(_FedOpt):
     w <- w + lr m / (sqrt(v) + tau); beta1 is 0, so there is no momentum unless it is set.
     """
 
-    beta1: float = number(0.0, at_least=0, below=1)
+    beta1: float = number(0.0, "memory of m", at_least=0, below=1)
+    beta2: float = number(0.99, "only used by bias_correction", at_least=0, below=1)
 
     def second_moment(self, v: Tensor, square: Tensor) -> Tensor:
         return v + square

@@ -17,7 +17,7 @@ class FedProx(Method):
     Adds (mu/2) ||w - w_received||^2 to the local loss, as its gradient mu (w - w_received), over all trained weights.
     """
 
-    mu: float = number(0.01, at_least=0)
+    mu: float = number(0.01, "strength of the pull", at_least=0)
 
     paper: ClassVar[str] = "Li et al. 2020, Federated optimization in heterogeneous networks"
 

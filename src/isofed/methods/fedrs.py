@@ -21,7 +21,12 @@ class FedRS(Method):
     that their classifier rows are pushed away less.
     """
 
-    alpha: float = number(0.5, at_least=0, at_most=1)
+    alpha: float = number(
+        0.5,
+        "factor on the logits of missing classes; 1 is FedAvg, 0 takes their rows out of training",
+        at_least=0,
+        at_most=1,
+    )
 
     owns: ClassVar[frozenset[str]] = frozenset({"base"})
     paper: ClassVar[str] = "Li and Zhan 2021, FedRS: federated learning with restricted softmax"

@@ -21,7 +21,7 @@ class FedSAM(Method):
     The second leaves batch norm's running statistics alone.
     """
 
-    rho: float = number(0.05, at_least=0)
+    rho: float = number(0.05, "how far uphill; 0 is FedAvg", at_least=0)
 
     paper: ClassVar[str] = "Qu et al. 2022, Generalized federated learning via sharpness aware minimization"
 

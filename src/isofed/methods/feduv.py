@@ -9,7 +9,7 @@ from torch import Tensor
 
 from isofed.functional import classifier_variance, uniformity
 from isofed.methods.base import Method, Step
-from isofed.spec import number
+from isofed.spec import described, number
 
 
 @dataclass(frozen=True)
@@ -23,12 +23,18 @@ class FedUV(Method):
     ``detach=true`` takes the median as a constant, so that features may also grow apart. ``c=`` sets another target.
     """
 
-    mu: float = number(0.5, at_least=0)
-    lam: float | None = number(None, at_least=0)
-    form: Literal["code", "paper"] = "code"
-    detach: bool = False
-    hinge: Literal["linear", "squared", "none"] = "linear"
-    c: float | None = number(None, at_least=0)
+    mu: float = number(0.5, "weight of L_U; 0 leaves only L_V", at_least=0)
+    lam: float | None = number(None, "weight of L_V; none is C/4, 0 leaves only L_U", at_least=0)
+    form: Literal["code", "paper"] = described("code", "code divides by the median, paper by twice the median")
+    detach: bool = described(
+        False, "take the median as a constant, so that L_U can also be lowered by growing features"
+    )
+    hinge: Literal["linear", "squared", "none"] = described(
+        "linear", "of L_V: linear as above, squared, or none without the maximum"
+    )
+    c: float | None = number(
+        None, "the spread that L_V asks for; none is 1/√C, a smaller one accepts less certain answers", at_least=0
+    )
 
     needs: ClassVar[tuple[str, ...]] = ("features",)
     paper: ClassVar[str] = "Son et al. 2024, FedUV: uniformity and variance for heterogeneous federated learning"

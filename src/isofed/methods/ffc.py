@@ -9,7 +9,7 @@ from isofed.functional import calibration_sums, solve_calibration, unit
 from isofed.layout import Tensors
 from isofed.methods.base import Final, Method, Visit
 from isofed.methods.refit import head_of, seen_by_head
-from isofed.spec import number
+from isofed.spec import described, number
 
 
 def ffc_sums(visit: Visit, normalise: bool) -> Tensors:
@@ -39,8 +39,8 @@ class FFC(Method):
     z to length 1 first, as SphereFed does; the head has no bias, so predictions do not depend on the length of z.
     """
 
-    normalise: bool = True
-    ridge: float = number(1e-6, at_least=0)
+    normalise: bool = described(True, "scale features to length 1 before they are summed")
+    ridge: float = number(1e-6, "r, relative to the mean eigenvalue of V; 0 takes the pseudo-inverse", at_least=0)
 
     owns: ClassVar[frozenset[str]] = frozenset({"final"})
     exchanges: ClassVar[tuple[str, ...]] = ("ffc",)

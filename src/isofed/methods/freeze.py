@@ -12,7 +12,7 @@ from isofed.layout import Policy, Tensors
 from isofed.methods.base import Final, Method, Visit
 from isofed.methods.refit import accuracy_by_class, head_of, seen_by_head, train_head
 from isofed.models.base import Network
-from isofed.spec import number
+from isofed.spec import described, number
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Freeze(Method):
     and it is never averaged.
     """
 
-    reset: bool = False
+    reset: bool = described(False, "train the head in each visit, from the first one, and throw it away")
 
     owns: ClassVar[frozenset[str]] = frozenset({"head"})
     paper: ClassVar[str] = "Son et al. 2024, FedUV: uniformity and variance for heterogeneous federated learning"
@@ -49,8 +49,12 @@ class FedBABU(Method):
     size are the run's, and so is the learning rate with ``lr=none``; there is no weight decay.
     """
 
-    epochs: int = number(5, at_least=1)
-    lr: float | None = number(None, above=0)
+    epochs: int = number(5, "of the fine-tuning", at_least=1)
+    lr: float | None = number(
+        None,
+        "of the fine-tuning; none is that of the last round, which is almost zero with lr_schedule=cosine",
+        above=0,
+    )
 
     owns: ClassVar[frozenset[str]] = frozenset({"head"})
     exchanges: ClassVar[tuple[str, ...]] = ("personal",)

@@ -10,7 +10,7 @@ from torch import Tensor
 from isofed.errors import UserError
 from isofed.methods.base import Method, Round, Visit
 from isofed.methods.clip_update import ClipUpdate, clipped
-from isofed.spec import number
+from isofed.spec import described, number
 
 if TYPE_CHECKING:
     from isofed.config import Settings
@@ -28,11 +28,20 @@ class Gaussian(Method):
     ``draws=system`` protects.
     """
 
-    noise: float = number(1.0, above=0)
-    norm: float | None = number(None, above=0)
-    at: Literal["server", "client"] = "server"
-    delta: float = number(1e-5, above=0, below=1)
-    draws: Literal["seed", "system"] = "seed"
+    noise: float = number(1.0, "standard deviation of the noise, in clipping norms", above=0)
+    norm: float | None = number(None, "the clipping norm C; none takes that of clip_update, or 1 without it", above=0)
+    at: Literal["server", "client"] = described(
+        "server", "who adds the noise: the server to the sum, or each client to its own update"
+    )
+    delta: float = number(
+        1e-5,
+        "the delta for which epsilon is recorded; must be well below one over the number of clients",
+        above=0,
+        below=1,
+    )
+    draws: Literal["seed", "system"] = described(
+        "seed", "where the noise comes from: the run's seed, or the operating system"
+    )
 
     leaves: ClassVar[dict[str, str]] = {"combine": "at=client"}
     uniform: ClassVar[bool] = True

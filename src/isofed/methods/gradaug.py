@@ -15,7 +15,7 @@ from isofed.errors import UserError
 from isofed.methods.base import Draws, Method, Step, Visit
 from isofed.models.base import Network, statistics_kept
 from isofed.models.slim import Cut, check_slimmable, runs_at, slim_channels, slim_forward
-from isofed.spec import number
+from isofed.spec import described, number
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,15 @@ class GradAug(Method):
     rounded to a multiple of ``multiple``: 8 in FedAlign's code, 1 in the original.
     """
 
-    n: int = number(2, at_least=1)
-    lower: float = number(0.8, above=0, at_most=1)
-    mu: float = number(1.75, at_least=0)
-    sizes: str = "auto"
-    multiple: int = number(8, at_least=1)
+    n: int = number(2, "sub-networks in a step", at_least=1)
+    lower: float = number(0.8, "the smallest width", above=0, at_most=1)
+    mu: float = number(1.75, "weight of their losses; 0 is FedAvg", at_least=0)
+    sizes: str = described(
+        "auto",
+        "sides of the pictures: auto is the full side, 7/8, 6/8 and 5/8 of it (of 224: 224, 192, 160, 128); "
+        "none does not resize; or such as 32/28/24/20",
+    )
+    multiple: int = number(8, "channels are rounded to a multiple of this", at_least=1)
 
     needs: ClassVar[tuple[str, ...]] = ("linear head",)
     host: ClassVar[tuple[str, ...]] = ("gradaug.width", "gradaug.size")

@@ -52,8 +52,12 @@ class Krum(Method):
     from the chosen clients too.
     """
 
-    f: int | None = number(None, at_least=0)
-    keep: int = number(1, at_least=1)
+    f: int | None = number(
+        None,
+        "clients of a round that may be malicious; none is as many as there can be, (n − keep − 2) / 2 rounded down",
+        at_least=0,
+    )
+    keep: int = number(1, "updates that are averaged, those with the lowest scores", at_least=1)
 
     owns: ClassVar[frozenset[str]] = frozenset({"combine"})
     uniform: ClassVar[bool] = True

@@ -20,7 +20,7 @@ class Mixup(Method):
     m x_i + (1 - m) x_j, and so are their labels. The labels become probabilities, which every base loss takes.
     """
 
-    gamma: float = number(0.1, at_least=0)
+    gamma: float = number(0.1, "the larger, the more even the shares; 0 is FedAvg", at_least=0)
 
     paper: ClassVar[str] = "Zhang et al. 2018, mixup: beyond empirical risk minimization"
 

@@ -14,7 +14,7 @@ from isofed.layout import Tensors
 from isofed.methods.base import Method, Run, Step, Visit
 from isofed.models.base import Network
 from isofed.models.resnet import projection_head
-from isofed.spec import number
+from isofed.spec import described, number
 
 WIDTH = 256  # of MOON's projected features
 
@@ -31,10 +31,16 @@ class Moon(Method):
     has a projector; ``on`` always does, ``none`` never. Its hidden layer is as wide as the features, or ``hidden``.
     """
 
-    mu: float = number(1.0, at_least=0)
-    temperature: float = number(0.5, above=0)
-    head: Literal["auto", "on", "none"] = "auto"
-    hidden: int | None = number(None, at_least=1)
+    mu: float = number(1.0, "weight of the term", at_least=0)
+    temperature: float = number(0.5, "t; the lower, the sharper", above=0)
+    head: Literal["auto", "on", "none"] = described(
+        "auto", "the projection head: auto unless the network has a projector, on always, none never"
+    )
+    hidden: int | None = number(
+        None,
+        "width of the projection head's hidden layer; none is that of the features, FedDecorr's code has 640 for 1,280",
+        at_least=1,
+    )
 
     needs: ClassVar[tuple[str, ...]] = ("features",)
     copies: ClassVar[tuple[str, ...]] = ("moon.global", "moon.previous")

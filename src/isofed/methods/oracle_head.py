@@ -22,10 +22,10 @@ class OracleHead(Method):
     missing is the head's fault.
     """
 
-    epochs: int = number(10, at_least=1)
-    lr: float = number(0.01, above=0)
-    momentum: float = number(0.9, at_least=0, below=1)
-    batch_size: int = number(64, at_least=1)
+    epochs: int = number(10, "over all samples", at_least=1)
+    lr: float = number(0.01, "of the head", above=0)
+    momentum: float = number(0.9, "of the head", at_least=0, below=1)
+    batch_size: int = number(64, "of the head's training", at_least=1)
 
     owns: ClassVar[frozenset[str]] = frozenset({"final"})
     exchanges: ClassVar[tuple[str, ...]] = ("oracle_head",)

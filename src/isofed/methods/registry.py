@@ -11,7 +11,7 @@ from importlib.metadata import EntryPoint, entry_points
 
 from isofed.errors import UserError, unknown
 from isofed.methods.base import Method
-from isofed.plugins import is_file_reference, load_from_file, resolve
+from isofed.plugins import check_file, is_file_reference, load_from_file, resolve
 
 GROUP = "isofed.methods"  # the entry-point group of installed plug-ins: name = "package.module:Class"
 
@@ -82,7 +82,7 @@ def name_of(cls: type[Method]) -> str:
 def find(name: str) -> tuple[str, type[Method]]:
     """The method's canonical name and its class."""
     if is_file_reference(name):
-        return resolve(name), _checked(name, load_from_file(name, "method"))
+        return resolve(name), check_class(name, load_from_file(name, "method", _is_method))
     if name.lower() in _BUILT_IN:
         module, cls = _BUILT_IN[name.lower()].split(":")
         return name.lower(), getattr(importlib.import_module(f"isofed.methods.{module}"), cls)
@@ -91,11 +91,24 @@ def find(name: str) -> tuple[str, type[Method]]:
             loaded = entry.load()
         except Exception as error:
             raise UserError(f"the plug-in method '{name}' ({entry.value}) could not be loaded: {error}") from error
-        return name, _checked(name, loaded)
+        return name, check_class(name, loaded)
+    check_file(name, "method", _is_method)
     raise unknown("method", name, names())
 
 
-def _checked(name: str, cls: object) -> type[Method]:
+def is_ours(cls: type[Method]) -> bool:
+    """Whether a class of methods is of this package, and not somebody's own."""
+    return cls.__module__.startswith("isofed.methods.")
+
+
+def _is_method(thing: object) -> bool:
+    return isinstance(thing, type) and issubclass(thing, Method)
+
+
+def check_class(name: str, cls: object) -> type[Method]:
+    """Refuse what cannot be a method, or would quietly be none; ``name`` is what a message calls it."""
+    if isinstance(cls, type) and issubclass(cls, Method) and is_ours(cls):
+        return cls  # of which some do nothing on purpose
     if not (isinstance(cls, type) and issubclass(cls, Method)):
         raise UserError(f"'{name}' is not a method: it must be a class derived from isofed.Method")
     # Without its own @dataclass a subclass would silently lose its fields.

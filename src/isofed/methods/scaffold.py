@@ -29,8 +29,8 @@ class Scaffold(Method):
     ``weighting=uniform`` that is the paper's 1/K).
     """
 
-    option: Literal[1, 2] = 2
-    lr: float = number(1.0, above=0)  # of the server
+    option: Literal[1, 2] = number(2, "how c_k is renewed, 1 or 2")
+    lr: float = number(1.0, "server learning rate", above=0)  # of the server
 
     extras: ClassVar[tuple[str, ...]] = ("scaffold.dc",)
     paper: ClassVar[str] = "Karimireddy et al. 2020, SCAFFOLD: stochastic controlled averaging"

@@ -16,7 +16,7 @@ from isofed.layout import Tensors
 from isofed.methods.base import Final, Method, Step, Visit
 from isofed.methods.ffc import ffc_solve, ffc_sums
 from isofed.models.base import Network
-from isofed.spec import number
+from isofed.spec import described, number
 
 if TYPE_CHECKING:
     from isofed.config import Settings
@@ -35,12 +35,18 @@ class SphereFed(Method):
     with normalised features, otherwise 1).
     """
 
-    head: Literal["orthonormal", "random", "trained"] = "orthonormal"
-    normalise: bool = True
-    loss_: Literal["mse", "ce"] = "mse"
-    temperature: float | None = number(None, above=0)
-    calibrate: Literal["ffc", "none"] = "ffc"
-    ridge: float = number(1e-6, at_least=0)
+    head: Literal["orthonormal", "random", "trained"] = described(
+        "orthonormal", "the fixed classifier; random is frozen as the network made it, trained is trained"
+    )
+    normalise: bool = described(True, "scale features to length 1 before the head")
+    loss_: Literal["mse", "ce"] = described(
+        "mse", "squared error as above, or ce: cross-entropy of the logits divided by temperature"
+    )
+    temperature: float | None = number(
+        None, "only with loss=ce; none is 0.1 with normalised features, otherwise 1", above=0
+    )
+    calibrate: Literal["ffc", "none"] = described("ffc", "refit the head at the end as ffc does, or none")
+    ridge: float = number(1e-6, "of the refit, as for ffc", at_least=0)
 
     needs: ClassVar[tuple[str, ...]] = ("features", "linear head")
     leaves: ClassVar[dict[str, str]] = {"final": "calibrate=none"}

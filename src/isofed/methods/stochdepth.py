@@ -10,7 +10,7 @@ import numpy as np
 from isofed.methods.base import Draws, Method, Step, Visit
 from isofed.models.base import Network
 from isofed.models.residual import residual_blocks
-from isofed.spec import number
+from isofed.spec import described, number
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class StochDepth(Method):
     ``schedule=paper`` one step below. Dropped branches are computed nevertheless, so that a step has a fixed shape.
     """
 
-    keep: float = number(0.9, above=0, at_most=1)
-    schedule: Literal["code", "paper"] = "code"
+    keep: float = number(0.9, "probability that the last block is there; 1 is FedAvg", above=0, at_most=1)
+    schedule: Literal["code", "paper"] = described("code", "of FedAlign, or paper; see above")
 
     needs: ClassVar[tuple[str, ...]] = ("residual blocks",)
     paper: ClassVar[str] = "Huang et al. 2016, Deep networks with stochastic depth"

@@ -21,7 +21,12 @@ class Trimmed(Method):
     own claim. Shared running statistics are combined likewise.
     """
 
-    part: float = number(0.2, at_least=0, below=0.5)
+    part: float = number(
+        0.2,
+        "share of the clients' values that is left out at either end, rounded down to whole clients",
+        at_least=0,
+        below=0.5,
+    )
 
     owns: ClassVar[frozenset[str]] = frozenset({"combine"})
     uniform: ClassVar[bool] = True

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from isofed.functional import classifier_variance, hyperspherical_energy
 from isofed.methods.base import Method, Step
-from isofed.spec import number
+from isofed.spec import described, number
 
 
 @dataclass(frozen=True)
@@ -23,11 +23,17 @@ class UniVarFL(Method):
     each feature with itself, as the paper writes the sum, which adds a constant.
     """
 
-    mu: float = number(0.5, at_least=0)
-    lam: float | None = number(None, at_least=0)
-    eps: float = number(0.01, above=0)
-    diagonal: bool = False
-    hinge: Literal["linear", "squared", "none"] = "linear"
+    mu: float = number(0.5, "weight of L_HE; 0 leaves only L_V", at_least=0)
+    lam: float | None = number(None, "weight of L_V; none is C/4, 0 leaves only L_HE", at_least=0)
+    eps: float = number(
+        0.01, "keeps the energy of two equal features finite; the larger, the less close neighbours count", above=0
+    )
+    diagonal: bool = described(
+        False, "count each feature with itself, as the paper writes the sum, which adds a constant"
+    )
+    hinge: Literal["linear", "squared", "none"] = described(
+        "linear", "of L_V: linear as above, squared, or none without the maximum"
+    )
 
     needs: ClassVar[tuple[str, ...]] = ("features",)
     paper: ClassVar[str] = "Gupta et al. 2025, UniVarFL: uniformity and variance regularized federated learning"

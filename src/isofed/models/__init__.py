@@ -7,13 +7,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from isofed.draws import generator, torch_seeded
 from isofed.errors import IsofedError, UserError, unknown
 from isofed.models import convnets, mobilenet, resnet, senet
-from isofed.models.adapter import adapt
+from isofed.models.adapter import adapt, check_outputs
 from isofed.models.base import Network, Output, has_batch_norm
 from isofed.models.small import cnn, mlp
-from isofed.plugins import is_file_reference, load_from_file
+from isofed.plugins import check_file, is_file_reference, load_from_file, shorten
+from isofed.traces import place_of
 
 __all__ = ["Network", "Output", "adapt", "create", "describe", "has_batch_norm", "load", "names"]
 
@@ -99,27 +102,53 @@ def create(
     """Build a network with initial weights that depend on ``seed`` alone.
 
     ``name`` is one of :func:`names`, or ``path/to/file.py:build`` for a function of your own that takes ``shape``,
-    ``classes`` and (where a ``norm`` is asked for) ``norm``, and returns a :class:`Network`.
+    ``classes`` and (where a ``norm`` is asked for) ``norm``, and returns a :class:`Network`. Without a ``norm``, or
+    with ``own``, it has its own.
     """
-    if is_file_reference(name):
-        build = load_from_file(name, "model")
+    said, own = shorten(name), is_file_reference(name)
+    if own:
+        build = load_from_file(name, "model", _could_build)
     elif name in _NETWORKS:
         build = _NETWORKS[name]
     else:
+        check_file(name.partition(":")[0], "model", _could_build)
         raise unknown("model", name, _NETWORKS)
     if not callable(build):
-        raise UserError(f"model '{name}' is a {type(build).__name__}; it must be a function of shape and classes")
+        raise UserError(f"model '{said}' is a {type(build).__name__}; it must be a function of shape and classes")
+    norm = None if norm == "own" else norm
     options = {} if norm is None else {"norm": norm}
     if norm is not None and "norm" not in inspect.signature(build).parameters:
-        raise UserError(f"model '{name}' does not let its normalisation be chosen; leave norm={norm} out")
+        raise UserError(f"model '{said}' does not let its normalisation be chosen; leave norm={norm} out")
     try:
         with torch_seeded(seed, "network"):
             network = build(shape, classes, **options)
     except IsofedError:
         raise
     except Exception as error:
-        raise UserError(f"model '{name}' could not be built: {type(error).__name__}: {error}") from error
+        why = f"{type(error).__name__}: {error}{place_of(error)}"
+        raise UserError(f"model '{said}' could not be built: {why}") from error
     if not isinstance(network, Network):
-        raise UserError(f"model '{name}' gave a {type(network).__name__}; it must return an isofed.models.Network")
+        raise UserError(f"model '{said}' gave a {type(network).__name__}; {_how_to_wrap(network)}")
+    if own:
+        check_outputs(said, network, shape, classes)
     network.shape = shape
     return network
+
+
+def _could_build(thing: Any) -> bool:
+    """Whether something in a user's file can be asked for a network."""
+    if not callable(thing) or (isinstance(thing, type) and not issubclass(thing, Network)):
+        return False
+    try:
+        inspect.signature(thing).bind((3, 32, 32), 10)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _how_to_wrap(given: Any) -> str:
+    if not isinstance(given, nn.Module):
+        return "it must return an isofed.models.Network"
+    linear = [name for name, layer in given.named_modules() if name and isinstance(layer, nn.Linear)]
+    last = linear[-1] if linear else "NAME-OF-LAST-LAYER"
+    return f"wrap it: return adapt(net, '{last}'), with adapt from isofed.models"

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from isofed.config import Settings
+from isofed.config import Settings, in_todays_words
 from isofed.errors import UserError
 from isofed.files import plain, write_atomic, write_error
 from isofed.papers.measure import RATIOS
@@ -126,7 +126,7 @@ def _read(path: Path) -> dict[str, Any]:
         content = None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise UserError(f"{path} is not a result that this version of isofed wrote; move it away or mend it")
-    return content
+    return content | {"settings": in_todays_words(content["settings"])} if "settings" in content else content
 
 
 def text_of(content: Mapping[str, Any]) -> str:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from isofed.display import duration, many, percent
 from isofed.report.gather import Found
 from isofed.stats import Difference, paired_difference
-from isofed.tables import Row
+from isofed.tables import Row, comparison
+
+SURE = ("so far", "how sure")  # details without which a headline would claim too much
 
 
 @dataclass(frozen=True)
@@ -21,8 +23,19 @@ class Answer:
     details: list[tuple[str, str]]
 
 
-def answer(found: Found, rows: Sequence[Row]) -> Answer:
-    """The answer that the finished runs give; ``rows`` is their table, the first row being what others differ from."""
+def compared(found: Found) -> dict[str, list[Row]]:
+    """The table of each data set; within it, rows differ from its first row."""
+    return {
+        name: comparison(found.batch, labels, found.target) for name, labels in found.labels_by_data().items() if labels
+    }
+
+
+def answer(found: Found) -> Answer:
+    """The answer that the finished runs give; where they are of several data sets, one for each."""
+    groups = found.by_data()
+    if len(groups) > 1:
+        return _apart(groups)
+    rows = [row for table in compared(found).values() for row in table]
     done = [row for row in rows if row.accuracy is not None]
     running = sum(run.result is None for run in found.runs)
     state = f"{len(found.runs) - running} of {many(len(found.runs), 'run')} finished" if running else ""
@@ -32,6 +45,23 @@ def answer(found: Found, rows: Sequence[Row]) -> Answer:
     if len(done) == 1:
         return Answer(_question(found), _alone(best), _details(found, best, rows, state))
     return Answer(_question(found), f"{best.method}, with {_accuracy(best)}.", _details(found, best, rows, state))
+
+
+def _apart(groups: Mapping[str, Found]) -> Answer:
+    """No winner over all: an accuracy on one data set is neither more nor less than one on another."""
+    count = len(groups)
+    details = []
+    for name, found in groups.items():
+        said = answer(found)
+        words = said.headline
+        if len(found.rows) == 1:
+            words = f"{next(iter(found.rows))} alone: {words}"
+        details.append((name, " ".join([words, *(text for what, text in said.details if what in SURE)])))
+    return Answer(
+        f"Which method gets furthest on each of these {count} data sets?",
+        f"No single one: these are runs on {count} data sets, and accuracies on different data do not compare.",
+        details,
+    )
 
 
 def _winner(found: Found, done: Sequence[Row]) -> Row:
@@ -85,10 +115,22 @@ def _details(found: Found, best: Row, rows: Sequence[Row], state: str) -> list[t
     for row in bounds:
         said.append(("upper bound", f"{row.method} trains on the pooled data, without a federation: {_accuracy(row)}."))
     if found.target is not None and best.rounds_to_target is not None:
-        inside = "" if best.reached == best.seeds else f" in {best.reached} of {many(best.seeds, 'seed')}"
         share = f"{100 * found.target:g} %"
-        said.append(("to the target", f"It reached {share} after {best.rounds_to_target:.1f} rounds{inside}."))
+        text = f"It reached {share} after {best.rounds_to_target:.1f} rounds."
+        if best.reached < best.seeds:
+            seeds = f"{best.reached} of {many(best.seeds, 'seed')}"
+            text = f"It reached {share} in {seeds} only, within {many(best.rounds or 0, 'round')}."
+        said.append(("to the target", text))
+    said += [("privacy", _privacy(found, row)) for row in done if row.epsilon is not None]
     return said
+
+
+def _privacy(found: Found, row: Row) -> str:
+    records = [result.privacy or {} for result in found.batch.results[row.method].values()]
+    against = dict.fromkeys(str(record["protects against"]) for record in records if record.get("protects against"))
+    shield = f", against {' or '.join(against)}" if against else ""
+    whole = f"epsilon {row.epsilon:.3g} at delta {row.delta:g} for a whole client{shield}."
+    return f"{row.method}: {whole}" if len(found.rows) > 1 else whole.capitalize()
 
 
 def _by_how_much(found: Found, best: Row, base: Row, others: Sequence[Row]) -> str:

@@ -12,6 +12,7 @@ from isofed.config import is_setting
 from isofed.display import many
 from isofed.errors import UserError, unknown
 from isofed.report import write_report
+from isofed.report.answer import SURE
 
 
 def report(console: Console, words: Sequence[str]) -> None:
@@ -20,7 +21,13 @@ def report(console: Console, words: Sequence[str]) -> None:
     out = Path(options.get("out", "report.html"))
     page = write_report(paths, out)
     size = f"{out.stat().st_size / 1e6:.1f} MB" if out.stat().st_size >= 1e6 else f"{out.stat().st_size / 1e3:.0f} kB"
-    console.print(f"{page['answer']['question']}\n{page['answer']['headline']}", highlight=False, markup=False)
+    said = page["answer"]
+    lines = [said["question"], said["headline"]]
+    if page["several"]:
+        lines += [f"{name}: {text}" for name, text in said["details"]]
+    else:  # a headline alone would claim too much
+        lines += [text for what, text in said["details"] if what in SURE]
+    console.print("\n".join(lines), highlight=False, markup=False)
     told = f"{many(len(page['runs']), 'run')} on one page ({size}): {out}"
     console.print(told, highlight=False, markup=False, soft_wrap=True)
     if "figures" in options:

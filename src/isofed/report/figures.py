@@ -7,20 +7,22 @@ The same runs give the same files.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from isofed import tables
 from isofed.data.describe import picture
 from isofed.diagnostics.bought import Bought, bought
 from isofed.diagnostics.spectra import FLOOR
 from isofed.errors import UserError
+from isofed.report.answer import compared
+from isofed.report.figures_after import clients_shown, curvature, landscape, reliability, tsne
 from isofed.report.gather import Found, Reader, Run, Splits
-from isofed.report.style import COLOURS, MARKERS, blank, drawing, every, legend, look
+from isofed.report.style import blank, decimals, drawing, every, legend, look, whole_numbers
+from isofed.tables import Row
 
 AXES = {
     "round": "round",
@@ -28,8 +30,6 @@ AXES = {
     "seconds": "seconds of training",
     "gflop": "GFLOP of local steps",
 }
-_FEW = 5  # samples of a bin, of which a share means nothing
-_PANELS = 6  # at most, side by side or below one another
 
 
 def write_all(runs: Sequence[Path], folder: Path) -> list[Path]:
@@ -68,7 +68,9 @@ def _pictures(found: Found) -> Iterator[tuple[str, Callable[[], Any]]]:
         content = {label: run.diagnosis[section] for label, run in diagnosed.items() if run.diagnosis.get(section)}
         if content:
             yield name, partial(draw, content)
-    several = {label: run.diagnosis["tsne"] for label, run in diagnosed.items() if _clients(run.diagnosis.get("tsne"))}
+    several = {
+        label: run.diagnosis["tsne"] for label, run in diagnosed.items() if clients_shown(run.diagnosis.get("tsne"))
+    }
     if several:
         yield "tsne-by-client", partial(tsne, several, "client")
     for number, made in enumerate(Splits().of(found.runs), 1):
@@ -89,8 +91,11 @@ def _written(stem: Path, draw: Callable[[], Any]) -> list[Path]:
 
 
 def curves(found: Found, value: str = "accuracy", axis: str = "round") -> Any:
-    """Accuracy or loss against rounds, megabytes or seconds: the mean over seeds, with a band of one deviation."""
-    figure = blank(6.4, 4.2)
+    """Accuracy or loss against rounds, megabytes or seconds: the mean over seeds, with a band of one deviation.
+
+    A method that asks the clients once more after the last round has a diamond: its final model, as in the table.
+    """
+    figure, asked = blank(6.4, 4.2), False
     axes = figure.subplots()
     for place, (label, by_seed) in enumerate(found.rows.items()):
         made = [paid for run in by_seed.values() if (paid := _bought(run)) is not None]
@@ -106,13 +111,34 @@ def curves(found: Found, value: str = "accuracy", axis: str = "round") -> Any:
         if len(made) > 1:
             low, high = scale * (mean - std), scale * (mean + std)
             axes.fill_between(x, low, high, color=look(place)["color"], alpha=0.15, linewidth=0)
+        final = _final(by_seed.values(), value)
+        if final is not None:
+            asked = True
+            _diamond(axes, x[-1], scale * mean[-1], scale * final, look(place)["color"])
     if value == "loss":
         axes.set_yscale("log")
+    if axis == "round":
+        whole_numbers(axes)
     axes.set(xlabel=AXES[axis], ylabel="accuracy %" if value == "accuracy" else "loss")
-    if any(len(by_seed) > 1 for by_seed in found.rows.values()):
-        axes.set_title("mean over seeds ± one standard deviation", fontsize=9, loc="left")
+    notes = ["mean over seeds ± one standard deviation"] if any(len(s) > 1 for s in found.rows.values()) else []
+    if asked:
+        notes.append("◇ final model, after a last question to the clients")
+    axes.set_title("\n".join(notes), fontsize=9, loc="left")
     legend(figure, axes, len(found.rows))
     return figure
+
+
+def _final(runs: Iterable[Run], value: str) -> float | None:
+    """What the final models reach, mean over seeds, where they are other models than those of the last round."""
+    results = [run.result for run in runs if run.asked and run.result is not None]
+    values = [r.accuracy if value == "accuracy" else r.loss for r in results]
+    known = [v for v in values if v is not None]
+    return math.fsum(known) / len(known) if known else None
+
+
+def _diamond(axes: Any, x: float, last: float, final: float, colour: str) -> None:
+    axes.plot([x, x], [last, final], color=colour, linestyle=":", linewidth=1.2)
+    axes.plot([x], [final], color=colour, marker="D", markersize=7, markerfacecolor="white", markeredgewidth=1.6)
 
 
 def _bought(run: Run) -> Bought | None:
@@ -160,6 +186,7 @@ def spectra(found: Found, name: str = "classifier_spectrum") -> Any:
     low, high = axes.get_ylim()
     axes.set_ylim(bottom=max(low, 1e-8 * high))  # dead features would flatten all others
     axes.set(xlabel="number", ylabel="singular value")
+    whole_numbers(axes)
     what = "of the classifier" if name.startswith("classifier") else "of the covariance of the features"
     thin = "\nthin: local models before averaging" if locals_shown else ""
     axes.set_title(f"singular values {what}{thin}", fontsize=10, loc="left")
@@ -193,6 +220,7 @@ def alignment(found: Found) -> Any:
             mean = [float(np.mean(by_round[r])) for r in x]
             axes.plot(x, mean, label=label, markevery=every(len(x)), **look(place))
         axes.set(xlabel="round")
+        whole_numbers(axes)
         axes.set_title(title, fontsize=10, loc="left")
     legend(figure, all_axes[0], len(found.rows))
     return figure
@@ -202,122 +230,28 @@ def _mean(values: Sequence[float] | None) -> float | None:
     return float(np.mean(values)) if values else None
 
 
-def curvature(content: Mapping[str, Mapping[str, Any]]) -> Any:
-    """Bars of the largest eigenvalue and the trace of the Hessian, and of H_N and H_D between clients where known."""
-    panels = {
-        "largest eigenvalue": lambda c: c["eigenvalues"][0],
-        "trace": lambda c: c["trace"],
-        "H_N between clients": lambda c: c.get("clients", {}).get("H_N"),
-        "H_D between clients": lambda c: c.get("clients", {}).get("H_D"),
-    }
-    shown = {t: get for t, get in panels.items() if any(get(c) is not None for c in content.values())}
-    figure = blank(2.2 + 2.2 * len(shown), 1.4 + 0.32 * len(content))
-    grid = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
-    for axes, (title, get) in zip(grid, shown.items(), strict=True):
-        values = [get(c) for c in content.values()]
-        axes.barh(range(len(values)), [v or 0.0 for v in values], color=COLOURS[0], height=0.65)
-        axes.set_yticks(range(len(values)), list(content))
-        axes.set_ylim(len(values) - 0.4, -0.6)
-        axes.grid(visible=False, axis="y")
-        axes.set_title(title, fontsize=10, loc="left")
-    return figure
-
-
-def reliability(content: Mapping[str, Mapping[str, Any]]) -> Any:
-    """How often predictions are right against how sure they are; on the diagonal a model is as sure as it is right.
-
-    Bins of fewer than five samples are left out.
-    """
-    figure = blank(5.6, 5.4)
-    axes = figure.subplots()
-    axes.plot([0, 1], [0, 1], color="#999999", linewidth=1, linestyle=":")
-    for place, (label, found) in enumerate(content.items()):
-        counts = found.get("counts") or [_FEW] * len(found["confidence"])
-        bins = zip(found["confidence"], found["accuracy"], counts, strict=True)
-        points = [(c, a) for c, a, n in bins if c is not None and a is not None and n >= _FEW]
-        name = f"{label} (error {100 * found['error']:.1f} %)"
-        axes.plot([c for c, _ in points], [a for _, a in points], label=name, **look(place))
-    axes.set(xlabel="confidence", ylabel="share that is right", xlim=(0, 1), ylim=(0, 1), aspect="equal")
-    handles, names = axes.get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=1 if len(names) < 4 else 2)
-    return figure
-
-
-def landscape(content: Mapping[str, Mapping[str, Any]]) -> Any:
-    """The training loss around each model along two directions, as lines of equal loss; dark is low."""
-    chosen = list(content.items())[:_PANELS]
-    figure, grid = _panels(len(chosen), 3.4)
-    levels = _levels([np.asarray(found["loss"], float) for _, found in chosen])
-    for axes, (label, found) in zip(grid, chosen, strict=False):
-        a, b = (np.asarray(found["steps"], float) for _ in range(2))
-        shades = axes.contourf(a, b, np.asarray(found["loss"], float).T, levels=levels, cmap="cividis", extend="both")
-        axes.contour(a, b, np.asarray(found["loss"], float).T, levels=levels, colors="white", linewidths=0.4)
-        axes.plot(0, 0, marker="+", color="white", markersize=9)
-        axes.set_title(label, fontsize=10, loc="left")
-        axes.set(xlabel="along the first direction", ylabel="along the second", aspect="equal")
-        axes.grid(visible=False)
-    figure.colorbar(shades, ax=grid[: len(chosen)], label="loss", format="%.3g")
-    return figure
-
-
-def _levels(losses: Sequence[np.ndarray]) -> np.ndarray:
-    """Of equal ratio, the same for all methods, so that they can be compared."""
-    finite = np.concatenate([values[np.isfinite(values)].ravel() for values in losses])
-    low, high = max(float(finite.min()), 1e-6), float(np.quantile(finite, 0.98))
-    return np.geomspace(low, max(high, 1.01 * low), 18)
-
-
-def _panels(count: int, size: float) -> tuple[Any, list[Any]]:
-    columns = min(count, 3)
-    rows = -(-count // columns)
-    figure = blank(size * columns + 0.8, size * rows + 0.3)
-    grid = figure.subplots(rows, columns, squeeze=False).ravel().tolist()
-    for axes in grid[count:]:
-        axes.set_axis_off()
-    return figure, grid
-
-
-def _clients(found: Mapping[str, Any] | None) -> bool:
-    """Whether features of several clients' models are in it."""
-    return len(set((found or {}).get("client") or [])) > 1
-
-
-def tsne(content: Mapping[str, Mapping[str, Any]], by: str = "class") -> Any:
-    """Features of the test part in the plane, coloured by class, or by the client whose model gave them."""
-    chosen = list(content.items())[:_PANELS]
-    figure, grid = _panels(len(chosen), 3.4)
-    for axes, (label, found) in zip(grid, chosen, strict=False):
-        points = np.asarray(found["points"], float)
-        groups = np.asarray(found[by])
-        for place, group in enumerate(np.unique(groups)):
-            here = points[groups == group]
-            look = {"color": COLOURS[place % len(COLOURS)], "marker": MARKERS[place % len(MARKERS)]}
-            axes.scatter(here[:, 0], here[:, 1], s=9, linewidths=0, alpha=0.8, label=f"{by} {group}", **look)
-        axes.set_title(f"{label}, by {by}", fontsize=10, loc="left")
-        axes.set(xticks=[], yticks=[], aspect="equal")
-        axes.spines[["left", "bottom"]].set_visible(False)
-    handles, names = grid[0].get_legend_handles_labels()
-    if len(names) <= 20:
-        figure.legend(handles, names, loc="outside lower center", ncols=min(len(names), 6), markerscale=2)
-    return figure
-
-
 def method_table(found: Found) -> Any:
-    """The table of a comparison: accuracy, difference to the first method with its interval, time and traffic."""
-    rows = tables.comparison(found.batch, list(found.batch.results), found.target) if found.batch.results else []
-    columns = ("method", "accuracy %", "differ", "95 % interval", "s / round", "MB / round")
+    """The table of a comparison: accuracy, difference to the first method with its interval, time and traffic.
+
+    Rows of several data sets differ each from the first of their own.
+    """
+    rows = [row for table in compared(found).values() for row in table if row.accuracy is not None]
+    columns = ["method", "accuracy %", "differ", "95 % interval", "s / round", "MB / round"]
+    seconds, megabytes = _column(rows, "seconds_per_round"), _column(rows, "megabytes_per_round")
     cells = [
-        (
+        [
             r.method,
-            f"{100 * r.accuracy:.1f}" + (f" ± {100 * r.std:.1f}" if r.std is not None else ""),
+            f"{100 * (r.accuracy or 0.0):.1f}" + (f" ± {100 * r.std:.1f}" if r.std is not None else ""),
             f"{100 * r.difference:+.1f}{' *' if r.clear else ''}" if r.difference is not None else "",
             f"{100 * r.low:+.1f} to {100 * r.high:+.1f}" if r.low is not None and r.high is not None else "",
-            f"{r.seconds_per_round:.2f}" if r.seconds_per_round is not None else "",
-            f"{r.megabytes_per_round:.2f}" if r.megabytes_per_round is not None else "",
-        )
-        for r in rows
-        if r.accuracy is not None
+            *paid,
+        ]
+        for r, *paid in zip(rows, seconds, megabytes, strict=True)
     ]
+    if any(row.epsilon is not None for row in rows):
+        columns.append("epsilon")
+        for cell, text in zip(cells, _column(rows, "epsilon"), strict=True):
+            cell.append(text)
     widths = [max(len(text) for text in column) + 2 for column in zip(columns, *cells, strict=True)]
     figure = blank(0.088 * sum(widths), 0.45 + 0.26 * len(cells))
     axes = figure.subplots()
@@ -332,3 +266,10 @@ def method_table(found: Found) -> Any:
         cell.get_text().set_horizontalalignment(kinds[column])
         cell.get_text().set_fontweight("bold" if row == 0 else "normal")
     return figure
+
+
+def _column(rows: Sequence[Row], name: str) -> list[str]:
+    """Numbers with as many places behind the point as each other."""
+    values: list[float | None] = [getattr(row, name) for row in rows]
+    places = decimals(values)
+    return ["" if value is None else f"{value:.{places}f}" for value in values]

@@ -21,6 +21,7 @@ from isofed.experiments import Batch
 from isofed.methods import find
 from isofed.plugins import is_file_reference
 from isofed.records import CONFIG, ENVIRONMENT, METRICS, RESULT, RunFolder
+from isofed.report.data_sets import data_sets
 from isofed.result import Result
 
 DIAGNOSTICS, DIAGNOSIS = "diagnostics.jsonl", "diagnosis.json"
@@ -74,6 +75,15 @@ class Run:
         return float(found) if isinstance(found, (int, float)) else None
 
     @property
+    def asked(self) -> bool:
+        """Whether the final model is another than that of the last round: clients were asked once more after it."""
+        return bool(self.result and self.result.exchanges)
+
+    @property
+    def on_cpu(self) -> bool:
+        return str(self.environment.get("device") or "cpu").startswith("cpu")
+
+    @property
     def pooled(self) -> bool:
         """Whether it is no federation: nothing was sent."""
         return bool(self.history) and not any(line.get("bytes_up") or line.get("bytes_down") for line in self.history)
@@ -101,6 +111,23 @@ class Found:
         """The settings that all runs share."""
         first = self.runs[0].config if self.rows else {}
         return {k: v for k, v in first.items() if all(run.config.get(k) == v for run in self.runs)}
+
+    def labels_by_data(self) -> dict[str, list[str]]:
+        """The rows that were judged on the same samples, by the name of the data."""
+        labels: dict[str, list[str]] = {}
+        firsts = {label: next(iter(by_seed.values())) for label, by_seed in self.rows.items()}
+        names = dict(zip((run.path for run in self.runs), data_sets(self.runs), strict=True))
+        for label, run in firsts.items():
+            labels.setdefault(names[run.path], []).append(label)
+        return labels
+
+    def by_data(self) -> dict[str, Found]:
+        """The runs of each data set by themselves, their rows named without what all of them share."""
+        groups = self.labels_by_data()
+        if len(groups) < 2:
+            return dict.fromkeys(groups, self)
+        runs = {name: [r for label in labels for r in self.rows[label].values()] for name, labels in groups.items()}
+        return {name: Found(_by_row(of, (), []), self.target) for name, of in runs.items()}
 
 
 class Reader:
@@ -192,14 +219,22 @@ def _by_row(runs: Sequence[Run], listed: Sequence[str], problems: list[str]) -> 
     """Runs that differ only by seed are one row, named by its method and whatever else is not the same everywhere."""
     keys = sorted({k for run in runs for k in run.config} - _SAME_ROW - {"method"})
     differing = [k for k in keys if len({json.dumps(run.config.get(k), default=str) for run in runs}) > 1]
+    names = data_sets(runs)
+    labels = [" ".join([run.method, *(f"{k}={spec.show(run.config.get(k))}" for k in differing)]) for run in runs]
+    judged: dict[str, set[str]] = {}
+    for label, name in zip(labels, names, strict=True):
+        judged.setdefault(label, set()).add(name)
     rows: dict[str, dict[int, Run]] = {}
-    for run in runs:
-        label = " ".join([run.method, *(f"{k}={spec.show(run.config.get(k))}" for k in differing)])
+    data_of: dict[str, int] = {}
+    for run, plain, name in zip(runs, labels, names, strict=True):
+        label = plain if len(judged[plain]) == 1 else f"{plain} on {name}"  # settings alike, data changed in between
+        data_of[label] = names.index(name)
         if run.seed in rows.setdefault(label, {}):
             problems.append(f"there are two runs of {label} with seed {run.seed}; the one in {run.path} is shown")
         rows[label][run.seed] = run
     place = {method: n for n, method in reversed(list(enumerate(listed)))}
-    order = sorted(rows, key=lambda label: place.get(label, len(place)))  # stable: the rest stays as it was found
+    # Data set by data set; and stable: the rest stays as it was found.
+    order = sorted(rows, key=lambda label: (data_of[label], place.get(label, len(place))))
     return {label: dict(sorted(rows[label].items())) for label in order}
 
 

@@ -78,12 +78,29 @@ def drawn(found: Mapping[str, Any]) -> dict[str, Any]:
     kept = {name: found[name] for name in _DRAWN if isinstance(found.get(name), dict)}
     if "cost" in kept:
         kept["cost"] = {name: kept["cost"].get(name) for name in _COST}
+    if "curvature" in kept and inside(kept, "curvature", "clients"):
+        kept["curvature"] = {**kept["curvature"], "clients": between_clients(kept["curvature"])}
     scatter = kept.get("tsne")
     if isinstance(scatter, dict):
         size = max((len(v) for v in scatter.values() if isinstance(v, list)), default=0)
         whole = {k: v for k, v in scatter.items() if isinstance(v, list) and len(v) == size}
         kept["tsne"] = {**scatter, **{k: thin(v, _DOTS) for k, v in whole.items()}}
     return kept
+
+
+def between_clients(curvature: Mapping[str, Any]) -> dict[str, Any]:
+    """H_N and H_D, of the diagonals and of the tensors' traces, as far as they are known.
+
+    The diagonals are estimates, and ``error`` the length of their noise over that of what they estimate. From 1 on, or
+    where it is not even known, noise outweighs the estimate: their H_N and H_D are then left out, as ``noise`` says.
+    """
+    clients = curvature.get("clients")
+    if not isinstance(clients, dict):
+        return {"noise": False}
+    error = clients.get("error")
+    noise = not (isinstance(error, (int, float)) and error < 1)
+    found = {name: clients.get(name) for name in ("H_N", "H_D", "H_N_traces", "H_D_traces")}
+    return found | {"noise": noise} | ({"H_N": None, "H_D": None} if noise else {})
 
 
 def thin(values: list[Any], most: int) -> list[Any]:

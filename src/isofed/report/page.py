@@ -15,10 +15,11 @@ from typing import Any
 
 from isofed import __version__, spec
 from isofed.config import Settings
-from isofed.report.answer import answer
+from isofed.report.answer import answer, compared
 from isofed.report.gather import Found, Run, method_text
 from isofed.report.measured import by_round, drawn, thin
-from isofed.tables import comparison
+from isofed.result import Result
+from isofed.tables import Row
 
 _POINTS = 400  # most rounds of a curve
 # The files of the page's script, in order.
@@ -27,14 +28,14 @@ _SCRIPTS = ("tools", "methods", "chart", "parts", "table", "cost", "split", "dia
 
 def content(found: Found, splits: Sequence[Mapping[str, Any]] = (), live: bool = False) -> dict[str, Any]:
     """Everything on the page, as values that JSON can hold."""
-    table = comparison(found.batch, list(found.rows), found.target) if found.rows else []
-    said = answer(found, table)
-    rows = [asdict(row) | {"clear": row.clear, "runs": len(found.rows[row.method])} for row in table]
+    groups = compared(found)
+    rows = [_row(found, name, row) for name, table in groups.items() for row in table]
     return tidy(
         {
             "version": __version__,
             "live": live,
-            "answer": asdict(said),
+            "answer": asdict(answer(found)),
+            "several": len(groups) > 1,  # data sets
             "target": found.target,
             "rows": rows,
             "runs": [_run(row, run, live) for row, by_seed in found.rows.items() for run in by_seed.values()],
@@ -45,6 +46,14 @@ def content(found: Found, splits: Sequence[Mapping[str, Any]] = (), live: bool =
             "problems": found.problems,
         }
     )
+
+
+def _row(found: Found, data: str, row: Row) -> dict[str, Any]:
+    runs = found.rows[row.method].values()
+    shown = asdict(row) | {"clear": row.clear, "runs": len(runs), "data": data, "to_target": row.to_target}
+    if all(run.on_cpu for run in runs):
+        shown["peak_memory_megabytes"] = None  # the process with all its libraries, not the method
+    return shown
 
 
 def _run(row: str, run: Run, live: bool) -> dict[str, Any]:
@@ -63,13 +72,26 @@ def _run(row: str, run: Run, live: bool) -> dict[str, Any]:
         "seconds": sum(_number(line, "seconds") for line in history),
         "megabytes": (result.bytes_up + result.bytes_down if result else sent) / 1e6,
         "events": sum(len(line.get("events") or []) for line in history),
-        "notes": result.notes if result else [],
+        "notes": _notes(result) if result else [],
         "updated": round(run.updated) if live else None,
-        "asked": bool(result and result.exchanges),  # the final model is not that of the last round
+        "asked": run.asked,
+        "loss": result.loss if result else None,
         "curves": _curves(history, run.flops),
         "diagnostics": by_round(run.measured),
         "diagnosis": drawn(run.diagnosis),
     }
+
+
+def _notes(result: Result) -> list[str]:
+    """What a person should know about a run; what its noise amounts to first."""
+    record = result.privacy or {}
+    epsilon, delta = record.get("epsilon"), record.get("delta")
+    if epsilon is None or delta is None:
+        return result.notes
+    told = f"privacy of {record.get('unit', 'a whole client')}: epsilon {epsilon:.3g} at delta {delta:g}"
+    against = record.get("protects against")
+    told += f", against {against}" if against else ""
+    return [f"{told}; result.json says what that rests on", *result.notes]
 
 
 def _number(line: Mapping[str, Any], key: str) -> float:

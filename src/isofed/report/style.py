@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from isofed.errors import UserError
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#8C6D31")  # Okabe and Ito's
+# Those of the page in light colours, in its order: Okabe and Ito's, some of them darker for lines on white.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#c0609a", "#d89000", "#3fa3de", "#7a5c00", "#444c56")
 STYLES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 _MARKS = 8  # on a line
+_LETTER, _BESIDE, _LINE = 0.075, 0.3, 0.21  # inches of a legend: a letter, what surrounds a name, a line
 _RC: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text,
     "svg.hashsalt": "isofed",  # and no random name goes in
@@ -65,4 +68,28 @@ def every(points: int) -> int:
 def legend(figure: Any, axes: Any, count: int) -> None:
     if count > 1:
         handles, names = axes.get_legend_handles_labels()
-        figure.legend(handles, names, loc="outside lower center", ncols=min(count, 4), handlelength=3.2)
+        below(figure, handles, names, handlelength=3.2)
+
+
+def below(figure: Any, handles: Sequence[Any], names: Sequence[str], handlelength: float = 2.0) -> None:
+    """A legend under the axes, in as many columns as the figure is wide; the figure grows by what it takes."""
+    inches = _LETTER * max(map(len, names)) + _LETTER * 2 * handlelength + _BESIDE
+    width, height = figure.get_size_inches()
+    columns = max(1, min(len(names), int(width / inches)))
+    figure.set_size_inches(width, height + _LINE * (-(-len(names) // columns) - 1))
+    figure.legend(handles, names, loc="outside lower center", ncols=columns, handlelength=handlelength)
+
+
+def whole_numbers(axes: Any) -> None:
+    """Ticks at whole numbers only: there is no round 1.5."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+
+
+def decimals(values: Iterable[float | None]) -> int:
+    """Places behind the point for a column: three digits of its largest number, and two of its smallest."""
+    sizes = [abs(v) for v in values if v]
+    if not sizes:
+        return 0
+    return min(6, max(0, 2 - math.floor(math.log10(max(sizes))), 1 - math.floor(math.log10(min(sizes)))))

@@ -19,6 +19,7 @@ SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", 
 MOST_PIXELS = 100_000_000  # a larger picture is refused: a small file can claim a size that fills the memory
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
 _TASK = 16  # pictures
+_NAMED = 3  # broken pictures, in an error
 
 
 def check_size(name: str, size: int) -> None:
@@ -59,7 +60,8 @@ def decode(
     Image.init()
     formats = [f for f in FORMATS if f in Image.OPEN]  # only these decoders ever see the bytes
 
-    def one(out: npt.NDArray[Any], file: Path) -> None:
+    def one(out: npt.NDArray[Any], file: Path) -> str | None:
+        """Decode a picture, or say in what way it is broken."""
         size = len(out)
         try:
             with Image.open(file, formats=formats) as image:
@@ -77,24 +79,32 @@ def decode(
             raise UserError(f"'{file}' says it is larger than {MOST_PIXELS:,} pixels: remove it") from None
         except Exception as error:  # decoders fail in many ways on broken bytes
             why = "not a picture in a known format" if "cannot identify" in str(error) else str(error)
-            raise UserError(f"the picture '{file}' cannot be read ({why}): replace or remove it") from None
+            return f"'{file}' cannot be read ({why})"
+        return None
 
-    def some(block: Sequence[tuple[npt.NDArray[Any], Path]]) -> int:
-        for out, file in block:
-            one(out, file)
-        return len(block)
+    def some(block: Sequence[tuple[npt.NDArray[Any], Path]]) -> tuple[int, list[str]]:
+        return len(block), [why for out, file in block if (why := one(out, file))]
 
     # More threads than cores, or a task for each picture, only make small pictures wait for Python's lock; Pillow
     # decodes outside it.
     blocks = [wanted[start : start + _TASK] for start in range(0, len(wanted), _TASK)]
-    done = 0
+    done, broken = 0, list[str]()
     with warnings.catch_warnings(), ThreadPoolExecutor(os.cpu_count()) as pool:
         warnings.simplefilter("ignore")  # of Pillow: the size has its own limit here, odd metadata do no harm
-        for count in pool.map(some, blocks):
+        for count, wrong in pool.map(some, blocks):
+            broken += wrong
             for _ in range(count):
                 done += 1
                 if progress is not None and (done % 64 == 0 or done == len(wanted)):
                     progress(done, len(wanted))
+    if len(broken) == 1:
+        raise UserError(f"the picture {broken[0]}: replace or remove it")
+    if broken:
+        more = ", ..." if len(broken) > _NAMED else ""
+        raise UserError(
+            f"{len(broken):,} of {len(wanted):,} pictures are broken: {', '.join(broken[:_NAMED])}{more}; "
+            "replace or remove them"
+        )
 
 
 def _pixels(image: Any, size: int, channels: str) -> npt.NDArray[np.uint8]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +38,8 @@ class Folder:
     def load(self, root: str | None = None, progress: Progress | None = None) -> Dataset:
         path = _folder(root, "folder", "a folder of class folders")
         parts = [[(p, c, "") for c, p in _pictures(part, "folder")] for part in _parts(path)]
-        return _dataset(path, parts, self.size, self.channels, progress)
+        notes = _strays(_parts(path), "class")
+        return _dataset(path, parts, self.size, self.channels, progress, notes)
 
 
 @dataclass(frozen=True)
@@ -53,8 +55,10 @@ class DomainFolder:
     def load(self, root: str | None = None, progress: Progress | None = None) -> Dataset:
         path = _folder(root, "domain-folder", "a folder of domain folders")
         parts: list[list[Item]] = []
+        notes: list[str] = []
         for part in _parts(path):
             domains = folders_in(part)
+            notes += _strays([part], "site") + _strays(domains, "class")
             if not domains:
                 raise UserError(f"'{part}' has no folders in it: 'domain-folder' needs domain/class/picture")
             items = [(p, c, d.name) for d in domains for c, p in _pictures(d, "domain-folder")]
@@ -62,16 +66,19 @@ class DomainFolder:
             if empty:
                 raise UserError(f"the domain folder '{part / empty[0]}' has no pictures: add some or remove it")
             parts.append(items)
-        return _dataset(path, parts, self.size, self.channels, progress)
+        return _dataset(path, parts, self.size, self.channels, progress, notes)
 
 
 def recognise(path: Path) -> str:
     """Which of the two sources fits a folder, from the depth at which its pictures lie."""
     top = _parts(path)[0]
     inside = folders_in(top)
-    if any(pictures_in(folder) for folder in inside):
+    # Where both depths have pictures, those of the rarer kind are strays; a folder of a million files is not sorted.
+    with_folders = filter(_has_folders, inside)
+    sites = [folder for folder in with_folders if any(pictures_in(deeper) for deeper in folders_in(folder))]
+    if len(sites) <= len(inside) / 2 and any(pictures_in(folder) for folder in inside):
         return "folder"
-    if any(pictures_in(deeper) for folder in inside for deeper in folders_in(folder)):
+    if sites:
         return "domain-folder"
     if pictures_in(top):
         raise UserError(f"'{top}' holds pictures but no class folders: put the pictures of each class into a folder")
@@ -79,6 +86,14 @@ def recognise(path: Path) -> str:
         f"there are no pictures in class/ or domain/class/ folders under '{top}': "
         f"isofed reads {', '.join(sorted(SUFFIXES))}"
     )
+
+
+def _has_folders(path: Path) -> bool:
+    try:
+        with os.scandir(path) as entries:
+            return any(entry.is_dir() for entry in entries)
+    except OSError:
+        return True  # whoever lists it says what is wrong
 
 
 def _folder(root: str | None, name: str, what: str) -> Path:
@@ -123,7 +138,24 @@ def _pictures(path: Path, name: str) -> Iterator[tuple[str, Path]]:
             yield folder.name, file
 
 
-def _dataset(path: Path, parts: list[list[Item]], size: int, channels: str, progress: Progress | None) -> Dataset:
+def _strays(folders: list[Path], kind: str) -> list[str]:
+    """A sentence about the pictures that lie beside the class (or site) folders, where they belong to nothing."""
+    found = [file for folder in folders for file in pictures_in(folder)]
+    if not found:
+        return []
+    if len(found) == 1:
+        return [f"the picture '{found[0]}' lies beside the {kind} folders and is not used"]
+    return [f"{len(found):,} pictures lie beside the {kind} folders and are not used, the first is '{found[0]}'"]
+
+
+def _dataset(
+    path: Path,
+    parts: list[list[Item]],
+    size: int,
+    channels: str,
+    progress: Progress | None,
+    notes: list[str],
+) -> Dataset:
     name = path.resolve().name
     classes = sorted({c for _, c, _ in parts[0]})
     domains = sorted({d for _, _, d in parts[0] if d})
@@ -147,7 +179,7 @@ def _dataset(path: Path, parts: list[list[Item]], size: int, channels: str, prog
         for which, (labels, where) in zip(("train", "test"), codes, strict=True)
     ]
     mean, std = arrays["mean"].tolist(), arrays["std"].tolist()
-    return Dataset.build(name, classes, made[0], made[1], mean, std, domains)
+    return Dataset.build(name, classes, made[0], made[1], mean, std, domains, notes)
 
 
 def _codes(items: list[Item], classes: list[str], domains: list[str]) -> Codes:

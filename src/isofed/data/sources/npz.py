@@ -71,7 +71,7 @@ class Npz:
                 why = "both the second and the last" if last else "neither the second nor the last"
                 raise UserError(
                     f"{where} has the shape {list(images.shape)}, where {why} number could count channels: "
-                    "say which with 'npz:layout=nhwc' or 'npz:layout=nchw'"
+                    f"say which with 'data={path.name}:layout=nhwc' or 'data={path.name}:layout=nchw'"
                 )
             layout = "nhwc" if last else "nchw"
         return images if layout == "nhwc" else images.transpose(0, 2, 3, 1)

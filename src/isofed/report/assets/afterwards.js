@@ -26,11 +26,12 @@ function drawAfter() {
       chart(
         "calibration",
         "Calibration",
-        `Below the dashed line a model is surer than it is right; bins of fewer than ${FEW} samples are left out. Expected error: ${sure.map(({ row, it }) => `${row} ${percent(it.error)} %`).join(", ")}.`,
+        `How many of its answers are right, in percent, against how sure it is. Below the dashed line a model is surer than it is right; bins of fewer than ${FEW} samples are left out. Expected error: ${sure.map(({ row, it }) => `${row} ${percent(it.error)} %`).join(", ")}.`,
         () => ({
-          x: "confidence",
-          y: "share that is right",
+          x: "confidence, %",
+          y: "share that is right, %",
           percent: true,
+          percentX: true,
           diagonal: true,
           series: sure
             .filter(({ row }) => !state.off.has(row))
@@ -48,22 +49,36 @@ function drawAfter() {
   }
   const curved = found("curvature");
   if (curved.length) {
-    const top = (it) => list(it.top_eigenvalues || it.eigenvalues)[0] ?? null;
+    const top = (it) => list(it.top_eigenvalues || it.eigenvalues)[0] ?? null,
+      between = (name) => (it) => (it.clients || {})[name];
     card(
       "Curvature",
-      "Large values mean a sharp minimum, which tends to carry over less well to new data; H_N and H_D say how differently curved the clients’ losses are (low) and how alike in direction (towards 1).",
+      [
+        "Large values mean a sharp minimum, which tends to carry over less well to new data.",
+        curved.some(({ it }) => typeof it.trace_error === "number") ? "± is the standard error of the trace." : "",
+        curved.some(({ it }) => it.clients)
+          ? "H_N: how much the clients’ curvatures differ in size, 0 if not at all; H_D: how alike their directions are, at most 1; both of the Hessians’ diagonals, and of the traces of their tensors."
+          : "",
+        curved.some(({ it }) => (it.clients || {}).noise)
+          ? "Where noise outweighs the estimate of the diagonals, theirs are left out: more probes would tell."
+          : "",
+      ]
+        .filter(Boolean)
+        .join(" "),
       el(
         "div",
         { class: "minis wide" },
         [
           ["largest eigenvalue", top],
-          ["trace of the Hessian", (it) => it.trace],
-          ["H_N between clients", (it) => (it.clients || {}).H_N],
-          ["H_D between clients", (it) => (it.clients || {}).H_D],
-        ].map(([title, value]) =>
+          ["trace of the Hessian", (it) => it.trace, (it) => it.trace_error],
+          ["H_N, diagonals", between("H_N")],
+          ["H_D, diagonals", between("H_D")],
+          ["H_N, traces", between("H_N_traces")],
+          ["H_D, traces", between("H_D_traces")],
+        ].map(([title, value, error]) =>
           bars(
             title,
-            curved.map(({ row, it }) => [row, value(it)]),
+            curved.map(({ row, it }) => [row, value(it), error ? error(it) : null]),
           ),
         ),
       ),
@@ -82,28 +97,23 @@ function drawAfter() {
       high = logs[Math.floor(0.98 * (logs.length - 1))];
     card(
       "Loss around the model",
-      `Dark is high, on one scale for all (${short(Math.exp(low))} to ${short(Math.exp(high))}); the model is at the cross. A wide light valley is a flat minimum.`,
+      `Dark is high, on one scale for all (${short(Math.exp(low))} to ${short(Math.exp(high))}); the model is at the cross, and steps go along the two directions. A wide light valley is a flat minimum.`,
       el(
         "div",
         { class: "minis" },
-        maps.map(({ row, grid }) =>
+        maps.map(({ row, grid, steps }) =>
           el(
             "figure",
             {},
             el("figcaption", {}, row),
-            svg(
-              "svg",
-              { viewBox: "0 0 100 100", role: "img", "aria-label": `loss around the model of ${row}` },
-              picture(
-                grid.map((line) =>
-                  line.map((v) => 0.02 + (0.97 * (Math.log(Math.max(v, 1e-12)) - low)) / (high - low || 1)),
+            landscape(
+              row,
+              steps,
+              grid.map((line) =>
+                line.map((v) =>
+                  typeof v === "number" ? 0.02 + (0.97 * (Math.log(Math.max(v, 1e-12)) - low)) / (high - low || 1) : 0,
                 ),
-                0,
-                0,
-                100,
-                100,
               ),
-              svg("path", { d: "M47 50H53M50 47V53", "stroke-width": 0.8, style: { stroke: "#b00020" } }),
             ),
           ),
         ),
@@ -120,17 +130,40 @@ function drawAfter() {
         "div",
         { class: "minis" },
         clouds.flatMap(({ row, it }) =>
-          ["class", ...(new Set(list(it.client)).size > 1 ? ["client"] : [])].map((by) => scatter(row, it, by)),
+          ["class", ...(new Set(list(it.client)).size > 1 ? ["client"] : [])].map((by) =>
+            scatter(row, it, by, groupsOf(by, clouds)),
+          ),
         ),
       ),
     );
   }
   return cards;
 }
+// Shades of a grid [first direction][second direction]: the first to the right, the second upwards, as in figures.
+function landscape(row, steps, grid) {
+  const across = grid[0].map((_, n) => grid.map((line) => line[line.length - 1 - n])),
+    small = { fontSize: "5.5px" },
+    ends = [steps[0], steps[steps.length - 1]].map((v) => (typeof v === "number" ? short(v) : ""));
+  return svg(
+    "svg",
+    { viewBox: "0 0 112 114", role: "img", "aria-label": `loss around the model of ${row}` },
+    picture(across, 10, 1, 100, 100),
+    svg("path", { d: "M57 51H63M60 48V54", "stroke-width": 0.8, style: { stroke: "#b00020" } }),
+    svg("text", { x: 10, y: 107, style: small }, ends[0]),
+    svg("text", { x: 110, y: 107, "text-anchor": "end", style: small }, ends[1]),
+    svg("text", { x: 60, y: 107, "text-anchor": "middle", style: small }, "along the first direction"),
+    svg("text", { x: 8, y: 101, "text-anchor": "end", style: small }, ends[0]),
+    svg("text", { x: 8, y: 5.5, "text-anchor": "end", style: small }, ends[1]),
+    svg("text", { "text-anchor": "middle", transform: "translate(7 51) rotate(-90)", style: small }, "along the second"),
+  );
+}
+// Pairs of a row and its number, with the error of that, if there is one; a number that is not known has no bar.
 function bars(title, pairs) {
   const known = pairs.filter(([, v]) => typeof v === "number");
   if (!known.length) return null;
-  const most = Math.max(...known.map(([, v]) => Math.abs(v))) || 1;
+  const most = Math.max(...known.map(([, v]) => Math.abs(v))) || 1,
+    texts = aligned([...pairs.map(([, v]) => v), ...pairs.map(([, , e]) => e)]), // as exact as each other
+    errors = texts.slice(pairs.length);
   return el(
     "div",
     {},
@@ -141,7 +174,7 @@ function bars(title, pairs) {
       el(
         "tbody",
         {},
-        known.map(([row, v]) =>
+        pairs.map(([row, v], n) =>
           el(
             "tr",
             {},
@@ -152,15 +185,17 @@ function bars(title, pairs) {
               svg(
                 "svg",
                 { width: "100%", height: 10, "aria-hidden": "true" },
-                svg("rect", {
-                  width: `${(100 * Math.abs(v)) / most}%`,
-                  height: 10,
-                  rx: 2,
-                  style: { fill: colour(place(row)) },
-                }),
+                typeof v === "number"
+                  ? svg("rect", {
+                      width: `${(100 * Math.abs(v)) / most}%`,
+                      height: 10,
+                      rx: 2,
+                      style: { fill: colour(place(row)) },
+                    })
+                  : null,
               ),
             ),
-            el("td", {}, short(v)),
+            el("td", {}, texts[n] + (errors[n] === "–" ? "" : ` ± ${errors[n]}`)),
           ),
         ),
       ),
@@ -173,8 +208,9 @@ const dot = (n) =>
   n < 8
     ? { style: { fill: colour(n) }, "fill-opacity": 0.8 }
     : { style: { fill: "none", stroke: colour(n) }, "stroke-width": 0.45 };
+const groupsOf = (by, clouds) => ordered(clouds.flatMap(({ it }) => list(it[by]))); // one colour each, in all pictures
 function legend(by, clouds) {
-  const names = ordered(clouds.flatMap(({ it }) => list(it[by])));
+  const names = groupsOf(by, clouds);
   if (names.length < 2 || names.length > 20) return null;
   return el(
     "p",
@@ -190,10 +226,9 @@ function legend(by, clouds) {
     ),
   );
 }
-function scatter(row, it, by) {
+function scatter(row, it, by, names) {
   const points = it.points.filter((p) => Array.isArray(p) && Number.isFinite(p[0]) && Number.isFinite(p[1]));
-  const groups = list(it[by]),
-    names = ordered(groups);
+  const groups = list(it[by]);
   const [xs, ys] = [0, 1].map((axis) => [
     Math.min(...points.map((p) => p[axis])),
     Math.max(...points.map((p) => p[axis])),

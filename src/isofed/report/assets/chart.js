@@ -60,7 +60,8 @@ function lineChart(plot, key, title, data, redraw, before) {
     const t = f(ys[0]) + ((box.top + h - py) / h) * (f(ys[1]) - f(ys[0]));
     return data.log ? 10 ** t : t;
   };
-  const say = data.percent ? (v) => short(100 * v) : short;
+  const say = data.percent ? (v) => short(100 * v) : short,
+    sayX = data.percentX ? (v) => short(100 * v) : short;
   const clip = `clip-${key}`;
   const path = (points, of = (p) => p.y) =>
     points
@@ -85,10 +86,10 @@ function lineChart(plot, key, title, data, redraw, before) {
       svg("text", { x: box.left - 6, y: Y(v) + 4, "text-anchor": "end" }, say(v)),
     );
   }
-  for (const v of ticks(...xs, Math.max(2, Math.min(8, w / 70)))) {
+  for (const v of ticks(...xs, Math.max(2, Math.min(8, w / 70)), data.whole)) {
     frame.append(
       svg("line", { class: "grid-line", x1: X(v), x2: X(v), y1: box.top + h, y2: box.top + h + 4 }),
-      svg("text", { x: X(v), y: box.top + h + 17, "text-anchor": "middle" }, short(v)),
+      svg("text", { x: X(v), y: box.top + h + 17, "text-anchor": "middle" }, sayX(v)),
     );
   }
   frame.append(svg("text", { x: box.left + w / 2, y: height - 3, "text-anchor": "middle" }, data.x));
@@ -216,7 +217,7 @@ function lineChart(plot, key, title, data, redraw, before) {
       ? (p) => percent(p.y) + (p.n > 1 ? ` ± ${(100 * (p.high - p.y)).toFixed(1)}` : "")
       : (p) => short(p.y) + (p.n > 1 ? ` ± ${short(p.high - p.y)}` : "");
     tip.replaceChildren(
-      el("b", {}, `${data.x} ${short(v)}${data.pair && visible.some((s) => s.beside) ? `: ${data.pair}` : ""}`),
+      el("b", {}, `${data.x.replace(/, %$/, "")} ${sayX(v)}${data.percentX ? " %" : ""}${data.pair && visible.some((s) => s.beside) ? `: ${data.pair}` : ""}`),
       el(
         "table",
         {},

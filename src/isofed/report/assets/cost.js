@@ -13,9 +13,11 @@ function drawCost() {
     ["parameters", (row) => amount(of(row).parameters)],
     ["held", (row) => amount(of(row).held)],
     ["MACs / sample", (row) => amount(of(row).macs_per_sample)],
-    ["s / round", (row) => short(row.seconds_per_round)],
-    ["MB / round", (row) => short(row.megabytes_per_round)],
-    ["peak memory, MB", (row) => short(row.peak_memory_megabytes)],
+    ...[
+      ["s / round", "seconds_per_round"],
+      ["MB / round", "megabytes_per_round"],
+      ["peak memory, MB", "peak_memory_megabytes"],
+    ].map(([name, key]) => [name, numbers(list, key)]),
   ];
   const filled = columns.filter(([, text]) => list.some((row) => text(row) !== "–"));
   const bought = [
@@ -60,7 +62,7 @@ function drawCost() {
           : "isofed diagnose RUN only=cost adds multiply-accumulates, parameters held and GFLOP.",
         "Evaluating the model is not counted in any of them.",
         list.some((row) => row.peak_memory_megabytes)
-          ? "Peak memory is that of the GPU, or of the process and its workers."
+          ? "Peak memory is what was held of the GPU."
           : "",
       ]
         .filter(Boolean)

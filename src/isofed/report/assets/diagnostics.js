@@ -125,6 +125,7 @@ function drawDiagnostics() {
           x: "place",
           y: "singular value",
           log: true,
+          whole: true,
           pair: "global / local",
           series: shown().map((row) =>
             spectrum(
@@ -139,6 +140,7 @@ function drawDiagnostics() {
         chart(name, BY_ROUND[name][0], BY_ROUND[name][1], () => ({
           x: "round",
           y: BY_ROUND[name][0],
+          whole: true,
           series: shown().map((row) => series(row, "round", name, "diagnostics")),
         })),
       ),

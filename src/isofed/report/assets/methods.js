@@ -94,8 +94,9 @@ function series(row, x, y, part = "curves") {
         d = deviation(ys);
       return { round, x: mean(pairs.map((pair) => pair[0])), y: m, low: m - d, high: m + d, n: ys.length };
     });
-  const asked = runsOf(row).filter((run) => run.asked);
-  const final = y === "accuracy" && asked.length ? mean(asked.map((run) => run.accuracy)) : null;
+  const known = ["accuracy", "loss"].includes(y) && part === "curves",
+    finals = known ? runsOf(row).filter((run) => run.asked && typeof run[y] === "number").map((run) => run[y]) : [];
+  const final = finals.length ? mean(finals) : null;
   return { name: row, index: place(row), points, lines, final };
 }
 

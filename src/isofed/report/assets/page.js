@@ -5,8 +5,9 @@
 function drawRuns() {
   const going = page.runs.some((run) => !run.finished),
     open = going || ($("runs").querySelector("details") || {}).open;
-  const now = Date.now() / 1000;
-  const line = (run) =>
+  const now = Date.now() / 1000,
+    sent = aligned(page.runs.map((run) => run.megabytes));
+  const line = (run, n) =>
     el(
       "tr",
       {},
@@ -30,7 +31,7 @@ function drawRuns() {
       el("td", {}, percent(run.accuracy)),
       el("td", {}, percent(run.best)),
       el("td", {}, duration(run.seconds)),
-      el("td", {}, short(run.megabytes)),
+      el("td", {}, sent[n]),
       el("td", {}, String(run.events)),
       el(
         "td",
@@ -132,7 +133,14 @@ function refresh() {
   drawTable();
   drawCost();
   redrawCharts();
+  hintAtMore();
 }
+// Tables that are wider than the page say so: a column that nobody looks for is as good as none.
+function hintAtMore() {
+  for (const box of document.querySelectorAll(".scroll"))
+    box.classList.toggle("wide", box.scrollWidth > box.clientWidth + 1);
+}
+document.addEventListener("toggle", hintAtMore, true); // what has just been unfolded
 function drawAll() {
   charts.clear();
   drawAnswer();
@@ -145,6 +153,7 @@ function drawAll() {
   drawRuns();
   drawRepeat();
   redrawCharts();
+  hintAtMore();
 }
 
 function theme(name) {
@@ -178,7 +187,10 @@ let width = window.innerWidth;
 window.addEventListener("resize", () => {
   if (window.innerWidth !== width) {
     width = window.innerWidth;
-    requestAnimationFrame(redrawCharts);
+    requestAnimationFrame(() => {
+      redrawCharts();
+      hintAtMore();
+    });
   }
 });
 

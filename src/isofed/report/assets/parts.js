@@ -97,12 +97,14 @@ function drawCurves() {
         least: 0,
         most: 1,
         level: page.target,
+        whole: state.x === "round",
         series: shown().map((row) => series(row, state.x, "accuracy")),
       })),
       chart("loss", "Loss", null, () => ({
         x: AXES[state.x],
         y: LOSSES[state.loss],
         log: state.log,
+        whole: state.x === "round",
         series: shown().map((row) => series(row, state.x, state.loss)),
       })),
     ),
@@ -112,7 +114,7 @@ function drawCurves() {
       [
         several ? "A line is the mean over seeds, its band one standard deviation to each side." : "",
         page.runs.some((run) => run.asked)
-          ? "A diamond is the final model, after the questions that a method asks behind the last round."
+          ? "A diamond is the final model, after a last question to the clients; it is the one in the table."
           : "",
         page.target ? `The dashed line is the target, ${short(100 * page.target)} %.` : "",
         "Seconds and GFLOP are those of training; evaluating the model is not counted.",

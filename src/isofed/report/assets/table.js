@@ -2,9 +2,18 @@
 
 // --- the table
 
+// How the rows' numbers of one kind are written, so that their points lie below one another.
+function numbers(list, key) {
+  const texts = aligned(list.map((row) => row[key]));
+  return (row) => texts[list.indexOf(row)];
+}
+const deltasOf = () => new Set(page.rows.map((r) => r.delta).filter((v) => v !== null));
 function columns() {
   const target = page.target,
-    base = rows()[0];
+    first = new Set(page.rows.filter((r, n) => n === 0 || r.data !== page.rows[n - 1].data).map((r) => r.method)),
+    seconds = numbers(page.rows, "seconds_per_round"),
+    epsilon = numbers(page.rows, "epsilon"),
+    deltas = deltasOf();
   return [
     { name: "method", key: "method", text: (r) => r.method, sort: (r) => r.method, words: true },
     {
@@ -16,7 +25,7 @@ function columns() {
     {
       name: "differ",
       text: (r) => (r.difference === null ? "" : signed(r.difference) + (r.clear ? " *" : "")),
-      sort: (r) => (r.method === base ? 0 : r.difference),
+      sort: (r) => (first.has(r.method) ? 0 : r.difference),
     },
     {
       name: "95 % interval",
@@ -27,13 +36,10 @@ function columns() {
     target
       ? {
           name: `rounds to ${short(100 * target)} %`,
-          text: (r) =>
-            !r.seeds
-              ? "–"
-              : r.rounds_to_target === null
-                ? "never"
-                : r.rounds_to_target.toFixed(1) + (r.reached < r.seeds ? ` (${r.reached}/${r.seeds})` : ""),
-          sort: (r) => r.rounds_to_target ?? (r.seeds ? Infinity : null),
+          text: (r) => (r.seeds ? r.to_target : "–"),
+          // After those that all seeds reach come those that some do, the more the earlier, and then those that none do.
+          sort: (r) =>
+            !r.seeds ? null : r.reached === r.seeds ? r.rounds_to_target : 1e9 * (2 - r.reached / r.seeds),
         }
       : null,
     {
@@ -41,12 +47,19 @@ function columns() {
       text: (r) => (r.relative_seconds ? `${r.relative_seconds.toFixed(2)}x` : "–"),
       sort: (r) => r.relative_seconds,
     },
-    { name: "s / round", text: (r) => short(r.seconds_per_round), sort: (r) => r.seconds_per_round },
+    { name: "s / round", text: seconds, sort: (r) => r.seconds_per_round },
     {
       name: "MB / round",
       text: (r) => (r.megabytes_per_round === null ? "–" : r.megabytes_per_round.toFixed(2)),
       sort: (r) => r.megabytes_per_round,
     },
+    deltas.size
+      ? {
+          name: "epsilon",
+          text: (r) => epsilon(r) + (deltas.size > 1 && r.delta !== null ? ` at ${short(r.delta)}` : ""),
+          sort: (r) => r.epsilon,
+        }
+      : null,
     {
       name: "seeds",
       text: (r) => (r.seeds === r.runs ? String(r.seeds) : `${r.seeds} of ${r.runs}`),
@@ -73,7 +86,9 @@ function sorted() {
   const list = [...page.rows],
     by = state.sort && columns().find((column) => column.name === state.sort.name);
   if (!by) return list;
+  const group = new Map([...new Set(list.map((r) => r.data))].map((name, n) => [name, n]));
   return list.sort((a, b) => {
+    if (a.data !== b.data) return group.get(a.data) - group.get(b.data); // of other data: nothing to be compared with
     const [u, v] = [by.sort(a), by.sort(b)];
     if (u === null || v === null || u === undefined || v === undefined)
       return (u === null || u === undefined) - (v === null || v === undefined);
@@ -81,10 +96,19 @@ function sorted() {
     return state.sort.down ? -order : order;
   });
 }
+// The row with the highest accuracy on some data; pooled training is a bound, not a rival.
+function bestOf(data) {
+  const all = page.rows.filter((r) => r.data === data && r.accuracy !== null),
+    federated = all.filter((r) => r.megabytes_per_round),
+    best = (federated.length ? federated : all).reduce((a, b) => (a && a.accuracy >= b.accuracy ? a : b), null);
+  return best && best.method;
+}
 function drawTable() {
   const cols = columns(),
-    federated = page.rows.filter((r) => r.megabytes_per_round); // pooled training is a bound, not a rival
-  const best = Math.max(...(federated.length ? federated : page.rows).map((r) => r.accuracy ?? -1));
+    bests = new Set([...new Set(page.rows.map((r) => r.data))].map(bestOf));
+  const base = page.several ? "the first method on the same data" : rows()[0],
+    deltas = deltasOf(),
+    some = page.target ? page.rows.find((r) => r.reached && r.reached < r.seeds) : null;
   const focus = document.activeElement && document.activeElement.dataset.sort;
   const head = cols.map((column) => {
     const now = state.sort && state.sort.name === column.name ? (state.sort.down ? "descending" : "ascending") : "none";
@@ -108,17 +132,13 @@ function drawTable() {
       ),
     );
   });
-  const body = sorted().map((r) =>
+  const body = sorted().flatMap((r, n, list) => [
+    page.several && (n === 0 || r.data !== list[n - 1].data)
+      ? el("tr", { class: "group" }, el("td", { colspan: cols.length }, r.data))
+      : null,
     el(
       "tr",
-      {
-        class: [
-          state.off.has(r.method) ? "off" : "",
-          r.accuracy !== null && r.accuracy === best && (r.megabytes_per_round || !federated.length) ? "best" : "",
-        ]
-          .join(" ")
-          .trim(),
-      },
+      { class: [state.off.has(r.method) ? "off" : "", bests.has(r.method) ? "best" : ""].join(" ").trim() },
       cols.map((column) =>
         el(
           column.words ? "th" : "td",
@@ -127,7 +147,7 @@ function drawTable() {
         ),
       ),
     ),
-  );
+  ]);
   $("table").replaceChildren(
     el("h2", {}, "Table"),
     el(
@@ -138,9 +158,18 @@ function drawTable() {
     el(
       "p",
       { class: "note" },
-      rows().length > 1
-        ? `Accuracy is that of the final model: mean ± standard deviation over seeds. “Differ” is to ${rows()[0]}, in points, paired by seed; * marks an interval that excludes zero. Time is that of a round relative to ${rows()[0]}’s. MB is what all clients send and receive.`
-        : "Accuracy is that of the final model. MB is what all clients send and receive.",
+      [
+        rows().length > 1
+          ? `Accuracy is that of the final model: mean ± standard deviation over seeds. “Differ” is to ${base}, in points, paired by seed; * marks an interval that excludes zero. Time is that of a round relative to that of ${base}. MB is what all clients send and receive.`
+          : "Accuracy is that of the final model. MB is what all clients send and receive.",
+        page.several ? "Accuracies on different data do not compare, so each data set has its own best." : "",
+        some ? `“${some.to_target}” is: ${some.reached} of ${some.seeds} seeds reached it, and for the others ${some.rounds} rounds were not enough.` : "",
+        deltas.size
+          ? `Epsilon is the differential privacy of a whole client${deltas.size === 1 ? ` at delta ${short([...deltas][0])}` : ""}, the largest of all seeds: the smaller, the better; “–” is no noise at all.`
+          : "",
+      ]
+        .filter(Boolean)
+        .join(" "),
     ),
     el(
       "div",

@@ -56,6 +56,16 @@ function short(v) {
   if (size !== 0 && (size < 0.001 || size >= 1e6)) return v.toExponential(1).replace(".0e", "e").replace("e+", "e");
   return String(Number(v.toPrecision(size >= 1000 ? 4 : 3)));
 }
+// Texts of a column, with as many places behind the point as each other: three digits of the largest number, and two of
+// the smallest.
+function aligned(values) {
+  const sizes = values.filter((v) => Number.isFinite(v) && v !== 0).map(Math.abs),
+    power = (v) => Math.floor(Math.log10(v));
+  const [low, high] = sizes.length ? [Math.min(...sizes), Math.max(...sizes)] : [1, 1];
+  const places = Math.max(0, 2 - power(high), 1 - power(low));
+  const text = places > 6 || high >= 1e6 ? (v) => v.toExponential(2).replace("e+", "e") : (v) => v.toFixed(places);
+  return values.map((v) => (Number.isFinite(v) ? text(v) : "–"));
+}
 function duration(seconds) {
   if (seconds < 60) return `${seconds < 10 ? seconds.toFixed(1) : Math.round(seconds)} s`;
   const s = Math.round(seconds),
@@ -69,10 +79,12 @@ function deviation(values) {
   const m = mean(values);
   return values.length > 1 ? Math.sqrt(values.reduce((a, v) => a + (v - m) ** 2, 0) / (values.length - 1)) : 0;
 }
-function ticks(low, high, count) {
-  const rough = (high - low) / count || 1,
+function ticks(low, high, count, whole = false) {
+  const rough = Math.max((high - low) / count || 1, whole ? 1 : 0),
     power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 2.5, 5, 10].map((m) => m * power).find((s) => s >= rough * 0.999);
+  const step = [1, 2, 2.5, 5, 10]
+    .map((m) => m * power)
+    .find((s) => s >= rough * 0.999 && (!whole || Number.isInteger(s))); // there is no round 1.5
   const found = [];
   for (let n = Math.ceil(low / step - 1e-9); n * step <= high + step * 1e-9; n++) found.push(n * step);
   return found;

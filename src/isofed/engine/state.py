@@ -1,0 +1,63 @@
+"""What a client remembers, while it is here: named tensors at fixed addresses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from isofed.errors import BadMethod
+from isofed.traces import place_here
+
+
+class ClientState(dict[str, Tensor]):
+    """The tensors that methods declare in ``client_state``. Assigning to a name copies into its tensor.
+
+    A captured step knows addresses only, so a tensor that took another's place would not be seen by it.
+
+    >>> state = ClientState({"mine.x": torch.zeros(2)}, torch.device("cpu"))
+    >>> x = state["mine.x"]
+    >>> state["mine.x"] = torch.ones(2)
+    >>> x.tolist()
+    [1.0, 1.0]
+    """
+
+    def __init__(self, declared: Mapping[str, Tensor], device: torch.device) -> None:
+        # A copy: what a method gives may be a tensor that it uses elsewhere.
+        super().__init__({name: value.detach().to(device, copy=True) for name, value in declared.items()})
+
+    def __setitem__(self, name: str, value: Tensor) -> None:
+        own = self.get(name)
+        if own is None:
+            known = f"; it declares {', '.join(self)}" if self else ""
+            raise BadMethod(
+                f"a method puts '{name}' into a client's state, which client_state does not declare{known}: "
+                f"what is remembered must be there from the start{place_here()}"
+            )
+        if not isinstance(value, Tensor) or value.shape != own.shape:
+            what = list(value.shape) if isinstance(value, Tensor) else f"a {type(value).__name__}"
+            is_of = f"the client state '{name}' is a tensor of shape {list(own.shape)}"
+            raise BadMethod(f"{is_of}; it cannot become {what}{place_here()}")
+        if value is not own:
+            own.copy_(value.detach())
+
+    def update(self, *given: Any, **more: Tensor) -> None:
+        for name, value in dict(*given, **more).items():
+            self[name] = value
+
+    def setdefault(self, name: str, value: Any = None) -> Tensor:
+        if name not in self:
+            self[name] = value
+        return self[name]
+
+    def __ior__(self, other: Any) -> ClientState:  # type: ignore[override, misc]
+        self.update(other)
+        return self
+
+    def _stays(self, *_: Any) -> NoReturn:
+        said = "a method takes a name out of a client's state; fill its tensor with zeros instead"
+        raise BadMethod(f"{said}{place_here()}")
+
+    __delitem__ = pop = popitem = clear = _stays

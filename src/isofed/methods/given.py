@@ -1,0 +1,48 @@
+"""What the hooks of a method give back, checked where nothing has to be read from the device."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from isofed.errors import BadMethod, UserError
+
+if TYPE_CHECKING:
+    from isofed.methods.base import Step
+
+
+def check_term(what: str, term: Any) -> None:
+    """Refuse a loss that is not a tensor of one number."""
+    if not isinstance(term, Tensor):
+        raise BadMethod(f"{what} must be a tensor of one number, not {_kind(term)}; None adds nothing")
+    if term.dim():
+        raise BadMethod(f"{what} must be one number, not {list(term.shape)}: take its mean or its sum")
+
+
+def check_gradient(what: str, step: Step) -> None:
+    """Refuse a loss without a gradient, unless the network gives it none: where the encoder is frozen.
+
+    A term that is zero for a batch, but still a function of what the network gave, has a gradient.
+    """
+    given = (step.logits, step.features)
+    if all(one.requires_grad for one in given if isinstance(one, Tensor)):
+        raise BadMethod(
+            f"{what} does not depend on the network's outputs, so it trains nothing: change step.grad in `gradient` "
+            "instead, or return None where there is nothing to add"
+        )
+
+
+def check_tensors(what: str, given: Any) -> None:
+    """Refuse what is not a dict of named tensors."""
+    if not isinstance(given, dict):
+        raise UserError(f"{what} must be a dict of named tensors, not {_kind(given)}")
+    for name, value in given.items():
+        if not isinstance(name, str) or name.startswith("isofed."):
+            raise UserError(f"{what} has a name {name!r}; use a text that begins with the method's name and a dot")
+        if not isinstance(value, Tensor):
+            raise UserError(f"{what} must hold tensors, and '{name}' is {_kind(value)}: write torch.tensor(...)")
+
+
+def _kind(thing: Any) -> str:
+    return "None" if thing is None else f"a {type(thing).__name__}"

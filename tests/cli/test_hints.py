@@ -1,0 +1,105 @@
+"""Mistakes of newcomers are answered with what to write instead."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from isofed.errors import UserError, unknown
+from isofed.experiments import plan_comparison, plan_tuning
+from isofed.records import RunFolder
+from tests.cli_tools import SMALL, complaint, isofed, result, succeeds
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run", "seeds=3"], "seeds= belongs to compare and tune; one run has one seed, as in seed=3"),
+        (["run", "method=fedprox,feduv"], r"with '\+', as in fedprox\+feduv, or, .*: isofed compare fedprox feduv"),
+        (["compare", "fedavg,fedprox"], r"join them with '\+'"),
+        (["tune", "fedprox", "mu=0.01,1"], "no setting 'mu'; the option of fedprox is tuned as fedprox.mu=0.01,1"),
+        (["run", "method=fedprox", "mu=1"], "there is no setting 'mu'; .* it is written method=fedprox:mu=1"),
+        (["run", "--rounds", "3"], "there is no option '--rounds': settings have no dashes, write rounds=3"),
+        (["tune", "fedavg", "--batch-size=4"], "'--batch-size': settings have no dashes, write batch_size=4"),
+        (["run", "model=resnet21"], r"no model 'resnet21': did you mean 'resnet20'\? `isofed models` lists all"),
+        (["run", "lr=abc"], "lr=abc is not possible: it must be a number"),
+        (["run", "ruonds=3"], r"there is no setting 'ruonds': did you mean 'rounds'\? `isofed settings` lists all"),
+        (["run", "frobnicate=3"], "there is no setting 'frobnicate'. Known: .*, out, "),
+    ],
+)  # fmt: skip
+def test_a_slip_is_answered_with_what_is_right(words: list[str], said: str, tmp_path: Path) -> None:
+    assert re.search(said, complaint(isofed(*words, cwd=tmp_path), 2))
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_option_that_is_no_setting_is_left_to_the_parser(tmp_path: Path) -> None:
+    done = isofed("run", "--frobnicate", cwd=tmp_path)
+    assert done.code == 2 and "No such option: --frobnicate" in done.err
+
+
+def test_a_short_list_of_names_is_still_shown_with_the_nearest() -> None:
+    assert str(unknown("option of paper", "sed", ["seed", "seeds"])).endswith("did you mean 'seed'? Known: seed, seeds")
+
+
+def test_a_folder_is_of_one_run_or_of_many(tmp_path: Path) -> None:
+    one, many, tuned = (tmp_path / name for name in ("one", "many", "tuned"))
+    RunFolder.create(one, {}, {})
+    RunFolder.create(many / "fedavg" / "seed-0", {}, {})
+    RunFolder.create(tuned / "lr=0.1" / "seed-0", {}, {})
+
+    def refused(make: Callable[[], Any]) -> str:
+        with pytest.raises(UserError) as caught:
+            make()
+        return str(caught.value).replace(f"{tmp_path}/", "")
+
+    begun = refused(lambda: RunFolder.create(many, {}, {}))
+    assert begun.startswith("many holds runs of a comparison or a tuning,")
+    (many / "comparison.json").write_text("{}")
+    (tuned / "tuning.json").write_text("{}")
+    mixed = "would be mixed: choose another out="
+    grid = {"lr": ["0.1", "0.2"]}
+    for make, said in (
+        (lambda: RunFolder.create(many, {}, {}), "many holds a comparison, with which a single run"),
+        (lambda: RunFolder.create(tuned, {}, {}), "tuned holds a tuning, with which a single run"),
+        (lambda: plan_comparison(["fedavg"], [0], {}, one), "one holds a single run, with which a comparison"),
+        (lambda: plan_tuning("fedavg", grid, [0], {}, one), "one holds a single run, with which a tuning"),
+        (lambda: plan_comparison(["fedavg"], [0], {}, tuned), "tuned holds a tuning, with which a comparison"),
+        (lambda: plan_tuning("fedavg", grid, [0], {}, many), "many holds a comparison, with which a tuning"),
+    ):
+        assert refused(make) == f"{said} {mixed}"
+    assert plan_comparison(["fedavg"], [0], {}, many)[1] == many  # goes on
+    several = refused(lambda: RunFolder.open(tuned))
+    assert several == "tuned is not a run folder: it holds a tuning, which goes on when its command is given again"
+
+
+def test_a_longer_run_is_a_new_one(tmp_path: Path) -> None:
+    said = complaint(isofed("run", "--resume", "one", "rounds=12", cwd=tmp_path), 2)
+    assert said.startswith("'rounds' cannot change when a run is resumed, only actors, device, executor, slots")
+    assert said.endswith("for a new run write: isofed run one/config.yaml rounds=12 out=...")
+
+
+def test_training_that_diverges_is_told_what_to_try(tmp_path: Path) -> None:
+    words = ("run", *SMALL, "rounds=2", "momentum=0")
+    out = succeeds(*words, "lr=0.05", "out=well", cwd=tmp_path)
+    assert "diverges" not in out and "recorded in well\n" in out
+    (tmp_path / "mine.py").write_text(
+        "from dataclasses import dataclass\nfrom isofed import Method\n\n\n"
+        "@dataclass(frozen=True)\nclass Lost(Method):\n"
+        "    def end(self, visit):\n        if visit.client == 1 and visit.round == 2:\n"
+        "            visit.update = visit.update * float('nan')\n"
+    )
+    out = succeeds(*words, "method=mine.py:Lost", "out=lost", cwd=tmp_path)
+    assert "training diverges: try a smaller lr, or clip=10\n" in out
+    assert result(tmp_path / "lost")["events"] == 1 and "\n1 event is recorded in lost/metrics.jsonl\n" in out
+    compared = succeeds("compare", "fedavg", "mine.py:Lost", *SMALL, "rounds=2", "executor=serial", cwd=tmp_path)
+    assert "\ntraining of mine.py:Lost diverges: try a smaller lr, or clip=10\n" in compared
+    assert "training of fedavg" not in compared
+
+
+def test_a_run_that_loses_every_client_is_told_the_same(tmp_path: Path) -> None:
+    done = isofed("run", "data=synthetic:samples=60,test=20", "partition=iid", "clients=2", "lr=1e30", cwd=tmp_path)
+    assert "gave NaN or numbers out of range: try a smaller lr, or clip=10." in complaint(done, 1)

@@ -1,0 +1,83 @@
+"""What a person should know about data that are read: what is left out is said."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from isofed import Federation
+from isofed.config import settings
+from isofed.data import load
+from isofed.display import remarks
+from isofed.engine.world import World
+from isofed.errors import UserError
+from tests.cli_tools import SMALL, succeeds
+
+
+def picture(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.full((4, 4, 3), 7, dtype=np.uint8)).save(path)
+
+
+@pytest.fixture
+def sites(tmp_path: Path) -> Path:
+    for site in ("a", "b"):
+        for label in ("cat", "dog"):
+            for number in range(6):
+                picture(tmp_path / "sites" / site / label / f"{number}.png")
+    return tmp_path / "sites"
+
+
+def test_samples_that_a_split_gives_to_nobody_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "split.json").write_text(json.dumps([list(range(100)), list(range(100, 160))]))
+    words = [word for word in SMALL if not word.startswith(("partition", "clients"))]
+    said = "note: 40 training samples are with nobody\n"
+    shown = succeeds("data", SMALL[0].partition("=")[2], "partition=from_file:split.json", cwd=tmp_path)
+    assert said in shown and said in succeeds("run", *words, "partition=from_file:split.json", "rounds=1", cwd=tmp_path)
+    for partition, clients in (("iid", 3), ("dirichlet:0.5", 2)):
+        s = settings({"data": "synthetic:samples=100,test=20", "partition": partition, "clients": clients})
+        assert remarks(World.create(s)) == []
+
+
+def test_one_sample_is_one_sample(tmp_path: Path) -> None:
+    (tmp_path / "split.json").write_text(json.dumps([list(range(99))]))
+    s = settings({"data": "synthetic:samples=100,test=20", "partition": f"from_file:{tmp_path / 'split.json'}"})
+    assert remarks(World.create(s)) == ["1 training sample is with nobody"]
+
+
+def test_a_picture_beside_the_folders_is_told(sites: Path) -> None:
+    assert load(str(sites)).notes == load(str(sites / "a")).notes == ()
+    picture(sites / "stray.png")
+    picture(sites / "a" / "stray.png")
+    picture(sites / "a" / "stray2.png")
+    above = f"the picture '{sites / 'stray.png'}' lies beside the site folders and is not used"
+    beside = f"2 pictures lie beside the class folders and are not used, the first is '{sites / 'a' / 'stray.png'}'"
+    dataset = load(str(sites))
+    assert dataset.notes == (above, beside) and load(str(sites / "a")).notes == (beside,)
+    run = Federation(dataset=dataset, partition="domain", rounds=1, validation=0.25)
+    assert remarks(run.world) == [above, beside]
+    assert f"note: {above}\n" in succeeds("data", str(sites), "partition=domain")
+    (sites / "stray.png").unlink()
+    shutil.rmtree(sites / "a")
+    assert load(str(sites)).notes == ()
+
+
+def test_all_broken_pictures_are_counted_and_some_named(sites: Path) -> None:
+    broken = [sites / "a" / "cat" / f"{number}.png" for number in range(5)]
+    broken[0].write_bytes(b"nothing")
+    with pytest.raises(
+        UserError, match=rf"^the picture '{broken[0]}' cannot be read \(not a picture in a known format\)"
+    ):
+        load(str(sites))
+    for file in broken:
+        file.write_bytes(b"nothing")
+    with pytest.raises(UserError) as caught:
+        load(str(sites))
+    said = str(caught.value)
+    assert said.startswith("5 of 24 pictures are broken: '") and said.endswith(", ...; replace or remove them")
+    assert said.count("(not a picture in a known format)") == 3

@@ -1,0 +1,89 @@
+"""Comparing and tuning from Python, as the command line does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+import isofed
+from isofed import commands
+from isofed.data import load
+from isofed.tables import Row
+
+SMALL: dict[str, Any] = {"data": "synthetic:samples=120,test=40", "partition": "iid", "clients": 2, "model": "mlp"}
+SMALL |= {"local_epochs": 1, "rounds": 2, "executor": "serial"}
+
+
+def test_a_comparison_gives_the_rows_of_the_command(tmp_path: Path) -> None:
+    found = isofed.compare(["fedavg", "fedprox:mu=1"], seeds=2, out=tmp_path / "one", **SMALL)
+    words = [f"{key}={value}" for key, value in SMALL.items()]
+    commands.compare(
+        Console(quiet=True), ["fedavg", "fedprox:mu=1", *words, "seeds=2", f"out={tmp_path / 'two'}"], True
+    )
+    tables = [json.loads((tmp_path / name / "comparison.json").read_text()) for name in ("one", "two")]
+    assert [tables[0][k] == tables[1][k] for k in tables[0] if k != "rows"] == [True] * 5
+    for one, other, row in zip(tables[0]["rows"], tables[1]["rows"], found.rows, strict=True):
+        assert (one["method"], one["accuracy"], one["low"]) == (other["method"], other["accuracy"], other["low"])
+        assert (row.method, row.accuracy, row.low) == (one["method"], one["accuracy"], one["low"])
+    assert np.mean([r.accuracy for r in found.results["fedavg"].values()]) == pytest.approx(found.rows[0].accuracy)
+    again = isofed.compare(["fedavg"], seeds=2, out=tmp_path / "one", **SMALL)  # read, not run
+    assert again.rows[0].accuracy == found.rows[0].accuracy
+    assert again.results["fedavg"][0].folder == tmp_path / "one" / "fedavg" / "seed-0"
+
+
+def test_nothing_is_kept_without_out_and_data_of_ones_own_are_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    dataset = load(SMALL["data"])
+    words = {k: v for k, v in SMALL.items() if k != "data"}
+    own = isofed.compare(["fedavg"], seeds=[3], dataset=dataset, **words)
+    assert own.rows[0].accuracy == isofed.Federation(dataset=dataset, seed=3, **words).fit().accuracy
+    assert own.results["fedavg"][3].folder is None and not list(tmp_path.iterdir())
+    with pytest.raises(isofed.UserError, match="there is no setting 'roundss': did you mean 'rounds'"):
+        isofed.compare(["fedavg"], roundss=3)
+    wrong: Any = [1, 2]
+    with pytest.raises(isofed.UserError, match=r"the data set is a list: make one with isofed.data.Dataset.build"):
+        isofed.compare(["fedavg"], dataset=wrong)
+
+
+def test_tuning_tries_all_and_judges_the_best_once(tmp_path: Path) -> None:
+    grid = {"lr": [1e-6, 0.1], "fedprox.mu": [0.01]}
+    found = isofed.tune("fedprox", grid, out=tmp_path / "tuned", **SMALL)
+    assert [t.setting for t in found.trials] == ["lr=1e-06 fedprox.mu=0.01", "lr=0.1 fedprox.mu=0.01"]
+    best = max(found.trials, key=lambda t: t.validation_accuracy or 0)
+    assert found.chosen == best.setting
+    lr = float(best.setting.split()[0].removeprefix("lr="))
+    alone = isofed.Federation(method="fedprox:mu=0.01", lr=lr, **SMALL).fit()
+    assert found.row.accuracy == alone.accuracy and found.row.seeds == 1
+    assert json.loads((tmp_path / "tuned" / "tuning.json").read_text())["chosen"] == found.chosen
+
+
+def test_a_private_method_has_its_epsilon_in_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [f"{key}={value}" for key, value in SMALL.items()]
+    methods = ["fedavg", "gaussian:noise=2"]
+    commands.compare(Console(width=160), [*methods, *words, f"out={tmp_path / 'runs'}"], True)
+    out = capsys.readouterr().out
+    header, plain, private = (line for line in out.splitlines() if line.startswith(("method ", *methods)))
+    rows = json.loads((tmp_path / "runs" / "comparison.json").read_text())["rows"]
+    (result,) = (tmp_path / "runs").glob("gaussian*/seed-0/result.json")
+    epsilon = json.loads(result.read_text())["privacy"]["epsilon"]
+    assert header.split()[-1] == "epsilon" and plain.split()[-1] == "-"
+    assert float(private.split()[-1]) == pytest.approx(epsilon, rel=0.01)
+    assert [row["epsilon"] for row in rows] == [None, epsilon]
+    assert "at delta 1e-05." in " ".join(out.split())
+    assert "epsilon" in (tmp_path / "runs" / "comparison.csv").read_text().splitlines()[0].split(",")
+
+
+def test_the_footnote_does_not_count_seeds_that_failed(capsys: pytest.CaptureFixture[str]) -> None:
+    from isofed.config import settings
+
+    for failed, said in ((0, "over 2 seeds. "), (1, "over 2 seeds, less those that failed. ")):
+        rows = [Row("fedavg", seeds=2, accuracy=0.5), Row("fedprox", seeds=2 - failed, accuracy=0.5, failed=failed)]
+        commands._print_comparison(Console(width=200), rows, settings({}), 2)
+        assert said in " ".join(capsys.readouterr().out.split()) + " "

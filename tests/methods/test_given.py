@@ -1,0 +1,182 @@
+"""What a method of one's own may give back, and how it is told what it may not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from isofed import Method
+from isofed.engine.slots import Slots
+from isofed.engine.world import World
+from isofed.errors import BadMethod, UserError
+from isofed.federation import Federation
+from isofed.functional.precision import nothing
+from isofed.layout import Policy
+from isofed.methods import Step
+from isofed.models import Network
+from tests.engine.plain import distance, small
+
+
+@dataclass(frozen=True)
+class Adds(Method):
+    """Adds a term of the test's."""
+
+    term: Callable[[Step], Any] = field(default=lambda step: None)
+
+    def loss(self, step: Step) -> Tensor | None:
+        return self.term(step)
+
+
+@dataclass(frozen=True)
+class Base(Method):
+    """Has a base loss of the test's."""
+
+    term: Callable[[Step], Any] = field(default=lambda step: None)
+    owns = frozenset({"base"})
+
+    def base(self, step: Step) -> Tensor:
+        return self.term(step)
+
+
+def far(step: Step) -> Tensor:
+    """A pull as a loss, on vectors, which have no graph."""
+    return (step.shared(step.weights) - step.shared(step.start)).square().sum()
+
+
+def said_by(method: Method) -> str:
+    with pytest.raises(BadMethod) as caught:
+        small(method=method, rounds=1).fit()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("term", [far, lambda step: torch.zeros(()), lambda step: step.logits.detach().mean()])
+def test_a_loss_that_trains_nothing_is_refused(term: Callable[[Step], Any]) -> None:
+    said = said_by(Adds(term))
+    assert said.startswith("the loss of 'adds' does not depend on the network's outputs, so it trains nothing")
+    assert "change step.grad in `gradient` instead" in said
+    assert said_by(Base(term)).startswith("the base loss of 'base' does not depend on the network's outputs")
+
+
+@pytest.mark.parametrize(
+    ("term", "said"),
+    [
+        (lambda step: step.logits, "must be one number, not [16, 4]: take its mean or its sum"),
+        (lambda step: step.logits.mean(1), "must be one number, not [16]"),
+        (lambda step: step.logits.sum().view(1), "must be one number, not [1]"),
+        (lambda step: 0.5, "must be a tensor of one number, not a float"),
+    ],
+)
+def test_a_loss_of_another_form_is_refused(term: Callable[[Step], Any], said: str) -> None:
+    assert f"the loss of 'adds' {said}" in said_by(Adds(term))
+    assert f"the base loss of 'base' {said}" in said_by(Base(term))
+
+
+@pytest.mark.parametrize(
+    "term",
+    [
+        lambda step: None,
+        lambda step: nothing(step.features),
+        lambda step: 0.0 * step.logits.sum(),
+        lambda step: 0.0 * sum(p.sum() for p in step.network.parameters()),
+    ],
+)
+def test_a_term_that_is_zero_is_fine(term: Callable[[Step], Any]) -> None:
+    assert distance(small(method=Adds(term)).fit().weights, small().fit().weights) == 0
+
+
+@dataclass(frozen=True)
+class Frozen(Method):
+    """Leaves the head alone to be trained."""
+
+    def share(self, network: Network) -> dict[str, Policy]:
+        return {name: Policy.FIXED for name, _ in network.named_parameters() if not name.startswith("head.")}
+
+
+def test_where_the_encoder_is_frozen_a_term_on_its_features_is_not_the_methods_mistake() -> None:
+    term = Adds(lambda step: step.features.square().mean())
+    assert distance(small(method=[Frozen(), term]).fit().weights, small(method=Frozen()).fit().weights) == 0
+
+
+def test_a_loss_of_ones_own_still_trains() -> None:
+    own = small(method=Base(lambda step: cross_entropy(step.logits, step.targets)))
+    assert distance(own.fit().weights, small().fit().weights) == 0
+    assert distance(small(method=Adds(lambda step: step.logits.square().mean())).fit().weights, own.fit().weights) > 0
+
+
+def test_slots_refuse_it_too() -> None:
+    made = small(method=Adds(far)).world
+    of = World(made.settings.model_copy(update={"slots": 2}), made.dataset, made.parts, made.clients)
+    run = small(method=Adds(far))
+    jobs, _ = run._sample(1)
+    with pytest.raises(BadMethod, match="trains nothing"):
+        list(Slots(of, torch.device("cpu")).train(jobs, run.state.weights, {}, lambda client: None))
+
+
+# States
+
+
+@dataclass(frozen=True)
+class States(Method):
+    """Declares what the test says."""
+
+    client: Any = field(default_factory=dict)
+    server: Any = field(default_factory=dict)
+
+    def client_state(self, run: Any) -> Any:
+        return self.client
+
+    def server_state(self, run: Any) -> Any:
+        return self.server
+
+
+@pytest.mark.parametrize("whose", ["client", "server"])
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"mine.x": 1.0}, "must hold tensors, and 'mine.x' is a float: write torch.tensor(...)"),
+        (torch.zeros(3), "must be a dict of named tensors, not a Tensor"),
+        (None, "must be a dict of named tensors, not None"),
+        ({"isofed.home": torch.zeros(1)}, "has a name 'isofed.home'; use a text that begins with the method's name"),
+    ],
+)
+def test_a_state_that_is_none_is_refused_before_any_work(whose: str, given: Any, said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        small(method=States(**{whose: given}))
+    assert f"the {whose} state of 'states' {said}" in str(caught.value)
+
+
+# Classes and objects given in Python
+
+
+class Misspelt(Method):
+    def los(self, step: Step) -> Tensor:
+        return step.logits.mean()
+
+
+class Undecorated(Method):
+    strength: float = 0.5
+
+    def gradient(self, step: Step) -> None:
+        step.grad.mul_(self.strength)
+
+
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        (Misspelt(), "'Misspelt' acts at no place of a round, so it would do nothing; did you mean 'loss'?"),
+        (["fedprox", Misspelt()], "'Misspelt' acts at no place of a round"),
+        (Undecorated(), "'Undecorated' has options (strength) but lacks @dataclass(frozen=True) above it"),
+        (Adds, "Adds is a class: give an object of it, method=Adds()"),
+        (["fedprox", Adds], "Adds is a class: give an object of it"),
+    ],
+)
+def test_objects_are_checked_like_files(method: Any, said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        Federation(method=method)
+    assert said in str(caught.value)
