@@ -51,16 +51,26 @@ class Plan:
 
     def noise(self, epsilon: float) -> float:
         """The least noise whose epsilon is at most this, rounded up in its third digit."""
+        known = {1.0: self.epsilon(1.0)}
+
+        def enough(noise: float) -> bool:
+            known[noise] = known.get(noise) or self.epsilon(noise)
+            return known[noise] <= epsilon
+
         low = high = 1.0
-        while self.epsilon(high) > epsilon:
+        while not enough(high):
             low, high = high, 4 * high
             if high > _MOST:
                 raise UserError(f"no noise gives epsilon {epsilon:g} here: take fewer rounds, or more clients")
-        while low == high or self.epsilon(low) <= epsilon:
+        while enough(low):
             low, high = low / 4, low
         while high / low > _FINE:
-            middle = math.sqrt(low * high)
-            low, high = (low, middle) if self.epsilon(middle) <= epsilon else (middle, high)
+            # Epsilon is nearly a power of the noise, so a straight line through logarithms finds it in few steps.
+            share = math.log(known[low] / epsilon) / math.log(known[low] / known[high])
+            guess = low * (high / low) ** share
+            for one in (guess / _FINE**0.4, guess * _FINE**0.4, math.sqrt(low * high)):
+                if low < one < high:
+                    low, high = (low, one) if enough(one) else (one, high)
         digit = 10.0 ** (math.floor(math.log10(high)) - 2)
         return float(f"{math.ceil(high / digit) * digit:.3g}")
 
