@@ -26,6 +26,29 @@ from typing import Any
 import yaml
 
 SMALL = ("data=synthetic:samples=200,test=50", "model=mlp", "partition=iid", "clients=2", "local_epochs=1")
+TINY = (
+    "data=synthetic:samples=40,test=20,classes=2,size=2",
+    "model=mlp",
+    "partition=iid",
+    "clients=2",
+    "local_epochs=1",
+    "executor=serial",
+)
+MINE = '''
+from dataclasses import dataclass
+
+from isofed import Method
+
+
+@dataclass(frozen=True)
+class Mine(Method):
+    """A method of one's own."""
+
+    scale: float = 0.5
+
+    def aggregate(self, round):
+        round.update = self.scale * round.update
+'''
 
 
 @dataclass(frozen=True)

@@ -21,16 +21,7 @@ from rich.console import Console
 from isofed.display import Clock, CompareDisplay, RunDisplay, duration, percent
 from isofed.experiments import plan_comparison
 from isofed.federation import Federation
-from tests.cli_tools import Done, escapes, metrics, start
-
-TINY = (
-    "data=synthetic:samples=40,test=20,classes=2,size=2",
-    "model=mlp",
-    "partition=iid",
-    "clients=2",
-    "local_epochs=1",
-    "executor=serial",
-)
+from tests.cli_tools import TINY, Done, escapes, metrics, start
 
 
 def on_a_terminal(*words: str, width: int = 100) -> tuple[Done, str]:

@@ -10,23 +10,15 @@ from pathlib import Path
 import pytest
 
 from isofed.files import load_tensors
-from tests.cli_tools import Done, complaint, everything, isofed, metrics, model, succeeds
+from tests.cli_tools import TINY, Done, complaint, everything, isofed, metrics, model, succeeds
 
-TINY = (
-    "data=synthetic:samples=40,test=20,classes=2,size=2",
-    "model=mlp",
-    "partition=iid",
-    "clients=2",
-    "local_epochs=1",
-    "rounds=150",
-    "executor=serial",
-)
+LONG = (*TINY, "rounds=150")
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("tiny") / "run"
-    succeeds("run", *TINY, f"out={run}")
+    succeeds("run", *LONG, f"out={run}")
     return run
 
 
@@ -47,7 +39,7 @@ def test_a_limit_on_files_fails_in_one_sentence_and_loses_nothing(
     limit: int, what: str, tiny: Path, tmp_path: Path
 ) -> None:
     """A model takes 18,720 bytes and the metrics in the end more: each limit hits another file first."""
-    done = isofed("run", *TINY, f"out={tmp_path / 'run'}", limit=limit)
+    done = isofed("run", *LONG, f"out={tmp_path / 'run'}", limit=limit)
     said = complaint(done, 1)
     assert "cannot write" in said and what in said
     sound(tmp_path / "run", tiny)
@@ -73,7 +65,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_full_disk_fails_in_one_sentence_and_loses_nothing(small_disk: Path, tiny: Path) -> None:
     run = small_disk / "run"
-    said = complaint(isofed("run", *TINY, f"out={run}"), 1)
+    said = complaint(isofed("run", *LONG, f"out={run}"), 1)
     assert "disk or the quota is full" in said
     assert len(metrics(run)) > 10
     subprocess.run(["mount", "-o", "remount,size=10m", str(small_disk)], check=True)
@@ -81,7 +73,7 @@ def test_a_full_disk_fails_in_one_sentence_and_loses_nothing(small_disk: Path, t
 
 
 def test_a_full_disk_when_a_comparison_is_written(small_disk: Path) -> None:
-    words = ("compare", "fedavg", "fedprox", *TINY, "rounds=2", f"out={small_disk / 'runs'}")
+    words = ("compare", "fedavg", "fedprox", *LONG, "rounds=2", f"out={small_disk / 'runs'}")
     (small_disk / "filler").write_bytes(b"0" * 60_000)
     said = complaint(isofed(*words), 1)
     assert "full" in said
@@ -92,14 +84,14 @@ def test_a_full_disk_when_a_comparison_is_written(small_disk: Path) -> None:
 
 def test_a_read_only_folder_is_refused(small_disk: Path) -> None:
     subprocess.run(["mount", "-o", "remount,size=10m", str(small_disk)], check=True)
-    succeeds("run", *TINY, "rounds=2", f"out={small_disk / 'run'}")
+    succeeds("run", *LONG, "rounds=2", f"out={small_disk / 'run'}")
     (small_disk / "run" / "result.json").unlink()
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     before = everything(small_disk)
     for words in (
-        ("run", *TINY, f"out={small_disk / 'new'}"),
+        ("run", *LONG, f"out={small_disk / 'new'}"),
         ("run", "--resume", str(small_disk / "run")),
-        ("compare", "fedavg", *TINY, f"out={small_disk / 'new'}"),
+        ("compare", "fedavg", *LONG, f"out={small_disk / 'new'}"),
     ):
         said = complaint(isofed(*words), 2)
         assert "cannot" in said and str(small_disk) in said
@@ -111,5 +103,5 @@ def test_a_read_only_folder_is_refused(small_disk: Path) -> None:
 @pytest.mark.skipif(os.geteuid() == 0, reason="permission bits do not apply to root")
 def test_a_folder_without_permission_is_refused(tmp_path: Path) -> None:
     (tmp_path / "closed").mkdir(mode=0o500)
-    done: Done = isofed("run", *TINY, f"out={tmp_path / 'closed' / 'run'}")
+    done: Done = isofed("run", *LONG, f"out={tmp_path / 'closed' / 'run'}")
     assert "cannot make the run folder" in complaint(done, 2)

@@ -8,28 +8,13 @@ from pathlib import Path
 import numpy as np
 
 from tests.cli_tools import (
+    MINE,
     SMALL,
     model,
     result,
     same_record,
     succeeds,
 )
-
-MINE = '''
-from dataclasses import dataclass
-
-from isofed import Method
-
-
-@dataclass(frozen=True)
-class Mine(Method):
-    """A method of one's own."""
-
-    scale: float = 0.5
-
-    def aggregate(self, round):
-        round.update = self.scale * round.update
-'''
 
 
 def test_a_method_file_in_an_odd_folder(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from tests.cli_tools import MINE as MINE_ALONE
 from tests.cli_tools import isofed, result
 
 # Noisy data and few test samples: accuracies differ between seeds and methods.
@@ -21,21 +22,9 @@ TUNE = (
     "executor=serial",
 )
 WORDS = (*TUNE, "lr=0.1")
-MINE = '''
-from dataclasses import dataclass
-
-from isofed import Method
-
-
-@dataclass(frozen=True)
-class Mine(Method):
-    """A method of one's own."""
-
-    scale: float = 0.5
-
-    def aggregate(self, round):
-        round.update = self.scale * round.update
-
+MINE = (
+    MINE_ALONE
+    + '''
 
 @dataclass(frozen=True)
 class Diverges(Method):
@@ -53,6 +42,7 @@ class ServerRaises(Method):
         raise ZeroDivisionError("nothing to divide by")
 
 '''
+)
 
 
 def short(method: str) -> str:

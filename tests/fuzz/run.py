@@ -90,7 +90,9 @@ def fuzz(name: str, target: Target, count: int, seed: int) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("targets", nargs="*", metavar="TARGET", help="method, configuration, 'run folder', checkpoint")
+    parser.add_argument(
+        "targets", nargs="*", metavar="TARGET", help="method, configuration, 'run folder', checkpoint, message"
+    )
     parser.add_argument("--inputs", type=int, default=100_000, help="for each target")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()

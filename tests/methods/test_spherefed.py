@@ -16,25 +16,18 @@ from isofed.errors import UserError
 from isofed.federation import Federation
 from isofed.layout import Policy
 from isofed.methods import parse
-from isofed.models import Network, load
+from isofed.models import load
 from tests.engine.plain import TOLERANCE, Named, Plain, distance, mean, small
+from tests.methods.refits import features, network_of
 
 BODY = 64 * 64 + 64 + 64 * 64 + 64  # the mlp's parameters on 8x8 pictures, without its head
 NO_MOVE = 1e-30  # a learning rate with which no float32 weight moves
 
 
-def network_of(run: Federation, weights: Named) -> Network:
-    network = run.world.network()
-    network.load_state_dict(weights)
-    return network.eval()
-
-
-@torch.no_grad()
 def unit_features(run: Federation, weights: Named, part: str = "train") -> tuple[np.ndarray, np.ndarray]:
     """What the final extractor makes of a part, scaled to length 1; the labels."""
-    inputs, labels = Plain(run, torch.float32).part(part)
-    z = network_of(run, weights)(inputs).features.double().numpy()
-    return z / np.linalg.norm(z, axis=1, keepdims=True), labels.numpy()
+    z, labels = features(run, weights, part)
+    return z / np.linalg.norm(z, axis=1, keepdims=True), labels
 
 
 # The head

@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 
 from isofed.config import read_words
-from isofed.display import percent
+from isofed.display import many, percent
 from isofed.errors import RunError, UserError
 from isofed.files import locked
 
@@ -113,7 +113,8 @@ def _enough(local: Local, folders: str | None) -> None:
     if read_table(local.app).get("data") == AT_SITES and len(local.folders) < local.sites:
         if folders is None:
             raise UserError("with data=sites each site needs a folder: give folders=PATH, with one in it for each site")
-        raise UserError(f"folders={folders} has {len(local.folders)} folders in it, and there are {local.sites} sites")
+        found = many(len(local.folders), "folder")
+        raise UserError(f"folders={folders} has {found} in it, and there are {local.sites} sites")
 
 
 def _folders(path: str | None) -> dict[int, Path]:
