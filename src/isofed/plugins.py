@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib.util
 import os
@@ -58,8 +59,11 @@ def load_from_file(text: str, kind: str, fits: Callable[[Any], bool] = callable)
     return getattr(module, name)
 
 
-def check_file(name: str, kind: str, fits: Callable[[Any], bool]) -> None:
-    """Refuse a name that is a file's, with or without its ``.py``, by saying what in it could be meant."""
+def check_file(name: str, kind: str) -> None:
+    """Refuse a name that is a file's, with or without its ``.py``, by saying what in it could be meant.
+
+    The file is read and not run: nobody has asked for anything in it, and a mere mistake must not run code.
+    """
     file = name if name.endswith(".py") else f"{name}.py"
     try:
         path = Path(os.path.realpath(os.path.expanduser(file)))
@@ -71,9 +75,15 @@ def check_file(name: str, kind: str, fits: Callable[[Any], bool]) -> None:
             raise UserError(f"the {kind} '{name}' needs the file {path}, which does not exist")
         return
     what = "class" if kind == "method" else "function"
-    if not name.endswith(".py"):  # a file that was not named is not run
+    if not name.endswith(".py"):
         raise UserError(f"there is no {kind} '{name}'; the {what} in the file is written {file}:{what.upper()}")
-    known = [f"{file}:{defined}" for defined in _defined(_run(path), fits)]
+    wanted = ast.ClassDef if kind == "method" else ast.FunctionDef
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        tree = ast.Module([], [])
+    names = [node.name for node in tree.body if isinstance(node, wanted) and not node.name.startswith("_")]
+    known = [f"{file}:{defined}" for defined in names]
     if not known:
         raise UserError(f"there is no {kind} '{name}', and the file {file} defines none")
     raise UserError(f"there is no {kind} '{name}': name the {what} in the file, {' or '.join(known)}")

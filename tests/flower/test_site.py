@@ -44,6 +44,8 @@ def problem(folder: Path, values: dict[str, Any], facts: dict[str, Any] | None =
     [
         ({"method": "evil.py:Evil"}, "refuses the method 'evil.py:Evil', which would load code by path"),
         ({"method": "fedavg+/tmp/evil.py:Evil"}, "would load code by path"),
+        ({"method": "fedavg+evil.py"}, "would load code by path"),
+        ({"model": "net.py"}, "would load code by path"),
         ({"model": "net.py:build"}, "refuses the model 'net.py:build', which would load code by path"),
         ({"data": "/etc"}, "refuses data=/etc: a site names its own folder"),
         ({"data": "folder:size=8", "root": "/etc"}, "refuses data=folder:size=8"),

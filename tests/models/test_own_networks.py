@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from isofed.errors import UserError
+from isofed.methods import parse
 from isofed.models import create
 
 NETS = """
@@ -130,3 +131,11 @@ def test_the_file_alone(here: Path, name: str, said: str) -> None:
     with pytest.raises(UserError) as caught:
         create(name, classes=4)
     assert said in str(caught.value)
+
+
+def test_a_file_that_is_only_named_is_not_run(here: Path) -> None:
+    (here / "loud.py").write_text("from pathlib import Path\nPath('ran').touch()\n\n\ndef build(shape, classes): ...\n")
+    for ask in (lambda: create("loud.py", classes=4), lambda: parse("loud.py"), lambda: parse("fedavg+loud.py")):
+        with pytest.raises(UserError, match=r"loud\.py"):
+            ask()
+    assert not (here / "ran").exists()

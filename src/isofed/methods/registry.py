@@ -92,7 +92,7 @@ def find(name: str) -> tuple[str, type[Method]]:
         except Exception as error:
             raise UserError(f"the plug-in method '{name}' ({entry.value}) could not be loaded: {error}") from error
         return name, check_class(name, loaded)
-    check_file(name, "method", _is_method)
+    check_file(name, "method")
     raise unknown("method", name, names())
 
 

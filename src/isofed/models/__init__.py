@@ -111,7 +111,7 @@ def create(
     elif name in _NETWORKS:
         build = _NETWORKS[name]
     else:
-        check_file(name.partition(":")[0], "model", _could_build)
+        check_file(name.partition(":")[0], "model")
         raise unknown("model", name, _NETWORKS)
     if not callable(build):
         raise UserError(f"model '{said}' is a {type(build).__name__}; it must be a function of shape and classes")
