@@ -35,8 +35,8 @@ from isofed.engine.world import World
 from isofed.errors import RunError, UserError
 from isofed.experiments import Batch, Plan, final_plans, plan_comparison, plan_tuning, run_all, seeds_of
 from isofed.federation import Federation
-from isofed.records import COMPARISON, TUNING
 from isofed.result import IF_DIVERGES, Result
+from isofed.studies import record_comparison, record_tuning
 
 
 def run(console: Console, words: Sequence[str], resume: str | None, quiet: bool) -> None:
@@ -118,9 +118,7 @@ def compare(console: Console, words: Sequence[str], quiet: bool) -> None:
     display = CompareDisplay(console, quiet)
     batch = _run_all(plans, display)
     s = plans[0].settings
-    rows = tables.comparison(batch, list(dict.fromkeys(p.row for p in plans)), s.target)
-    more = {"data": s.data, "partition": s.partition, "rounds": s.rounds, "seeds": seeds, "target": s.target}
-    written = tables.write(rows, root, COMPARISON, more)
+    rows, written = record_comparison(plans, batch, seeds, root)
     _print_comparison(console, rows, s, len(seeds))
     for row, by_seed in batch.results.items():
         if any(result.diverged for result in by_seed.values()):
@@ -212,8 +210,7 @@ def tune(console: Console, words: Sequence[str], quiet: bool) -> None:
         f"[bold]{percent(row.accuracy)}{spread} %[/]",
         highlight=False,
     )
-    more = {"method": str(method), "chosen": chosen.setting, "test_accuracy": row.accuracy, "seeds": seeds}
-    tables.write(trials, root, TUNING, more)
+    record_tuning(method, trials, row, seeds, root)
     console.print(f"recorded in {root}", highlight=False, markup=False)
     _report_failures(batch)
 

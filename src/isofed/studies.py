@@ -13,7 +13,7 @@ from isofed import tables
 from isofed.data import Dataset
 from isofed.data.base import check_dataset
 from isofed.engine.world import GIVEN
-from isofed.experiments import BatchWatcher, final_plans, plan_comparison, plan_tuning, run_all, seeds_of
+from isofed.experiments import Batch, BatchWatcher, Plan, final_plans, plan_comparison, plan_tuning, run_all, seeds_of
 from isofed.records import COMPARISON, TUNING
 from isofed.result import Result
 
@@ -64,10 +64,7 @@ def compare(
     with _folder(out) as folder:
         plans, root = plan_comparison(methods, chosen, values, folder)
         batch = run_all(plans, watcher or BatchWatcher(), dataset)
-        s = plans[0].settings
-        rows = tables.comparison(batch, list(dict.fromkeys(p.row for p in plans)), s.target)
-        more = {"data": s.data, "partition": s.partition, "rounds": s.rounds, "seeds": chosen, "target": s.target}
-        tables.write(rows, root, COMPARISON, more)
+        rows, _ = record_comparison(plans, batch, chosen, root)
     kept = batch.results if out else {m: _unrecorded(by_seed) for m, by_seed in batch.results.items()}
     return Comparison(rows, kept)
 
@@ -100,9 +97,24 @@ def tune(
         chosen = next(t.setting for t in trials if t.chosen)
         finals = final_plans(plans, chosen, root)
         row = tables.comparison(run_all(finals, watch, dataset), [chosen])[0]
-        more = {"method": str(plans[0].settings.method), "chosen": chosen, "test_accuracy": row.accuracy}
-        tables.write(trials, root, TUNING, more | {"seeds": chosen_seeds})
+        record_tuning(method, trials, row, chosen_seeds, root)
     return Tuning(trials, chosen, row)
+
+
+def record_comparison(
+    plans: Sequence[Plan], batch: Batch, seeds: list[int], root: Path
+) -> tuple[list[tables.Row], tuple[Path, Path]]:
+    """The table of a comparison whose runs are there, and the files that it was written to."""
+    s = plans[0].settings
+    rows = tables.comparison(batch, list(dict.fromkeys(p.row for p in plans)), s.target)
+    more = {"data": s.data, "partition": s.partition, "rounds": s.rounds, "seeds": seeds, "target": s.target}
+    return rows, tables.write(rows, root, COMPARISON, more)
+
+
+def record_tuning(method: Any, trials: list[tables.Trial], row: tables.Row, seeds: list[int], root: Path) -> None:
+    """Write down the points of a grid, and what the chosen one reached on the test part."""
+    more = {"method": str(method), "chosen": row.method, "test_accuracy": row.accuracy, "seeds": seeds}
+    tables.write(trials, root, TUNING, more)
 
 
 def _values(settings: Mapping[str, Any], dataset: Dataset | None) -> dict[str, Any]:
