@@ -5,6 +5,7 @@ On a processor a lane does everything at once, and a recording is the work itsel
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -238,7 +239,24 @@ def test_slots_are_made_only_while_they_pay(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(Slots, "_speed", lambda self: 1e9)  # the whole run is over in no time
     few = Slots(world(None, clients=40, rounds=1, partition="iid"), CPU)
     list(few.train([Job(1, c, 0.05, 0.1) for c in range(40)], *start(few.world)))
-    assert len(few.slots) == 1  # a short run does not wait for slots
+    assert len(few.slots) == 2  # a short run does not wait for more
+
+
+def test_the_first_slot_may_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a fresh process, where its libraries are loaded and its kernels compiled."""
+    of = world(None, clients=40, rounds=500, partition="iid")
+    executor, add = Slots(of, CPU), Slots._add
+    steps = 500 * sum(count * executor._steps[samples] for samples, count in executor._clients.items())
+
+    def slow(executor: Slots, *rest: Any) -> bool:
+        time.sleep(0 if executor.slots else 0.6)
+        return add(executor, *rest)
+
+    monkeypatch.setattr(Slots, "_add", slow)
+    # Twice as many are hardly faster, but enough; a tenth of the run's time, which may go into slots, is a second.
+    monkeypatch.setattr(Slots, "_speed", lambda self: steps / 10 * len(self.slots) ** 0.1)
+    list(executor.train([Job(1, c, 0.05, 0.1) for c in range(40)], *start(of)))
+    assert len(executor.slots) > 8
 
 
 def test_leaving_early_frees_the_slots() -> None:

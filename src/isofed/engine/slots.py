@@ -208,18 +208,22 @@ class Slots:
         steps = settings.rounds * settings.participation * sum(k * self._steps[n] for n, k in self._clients.items())
         began, before, speed = time.perf_counter(), free_memory(self.device), 0.0
         while self._add(job, weights, sent, most) and len(self.slots) < most:
+            cost = time.perf_counter() - began
             if len(self.slots) == 1:
-                size, cost = before - free_memory(self.device), time.perf_counter() - began
+                size = before - free_memory(self.device)
             if settings.slots is None and not self._size:
                 break
             if settings.slots is None and len(self.slots).bit_count() == 1:
                 faster = self._speed()
                 more = len(self.slots)
-                if faster < GAIN * speed or more * cost > SHARE * steps / faster:
+                # What the first one takes says nothing: in a fresh process libraries load and kernels are compiled.
+                pays = more == 1 or more * cost <= SHARE * steps / faster
+                if faster < GAIN * speed or not pays:
                     break
                 if ROOM * free_memory(self.device) < more * size:
                     break
                 speed = faster
+            began = time.perf_counter()
 
     def _add(self, job: Job, weights: Tensor, sent: Tensors, most: int) -> bool:
         """Make a slot and capture its step; whether another one may be tried."""
