@@ -76,12 +76,12 @@ def resnet50_imagenet(shape: Shape, classes: int, norm: str = "batch") -> Networ
 
 def feduv_resnet18(shape: Shape, classes: int, norm: str = "batch") -> Network:
     """FedUV's: a 3x3 stem, stride 2 in the first stage as well, and a projector of 512."""
-    return _scaled(_four_stages(shape, classes, norm, basic, stem="small", first_stride=2, project=512))
+    return _four_stages(shape, classes, norm, basic, stem="small", first_stride=2, project=512)
 
 
 def feduv_resnet50(shape: Shape, classes: int, norm: str = "batch") -> Network:
     """FedUV's: ImageNet's 7x7 stem without its pooling, and a projector of 2,048."""
-    return _scaled(_four_stages(shape, classes, norm, bottleneck, stem="unpooled", project=2048))
+    return _four_stages(shape, classes, norm, bottleneck, stem="unpooled", project=2048)
 
 
 def moon_resnet50(shape: Shape, classes: int, norm: str = "batch") -> Network:
