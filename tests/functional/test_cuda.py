@@ -130,3 +130,35 @@ def test_the_norm_of_a_stage_agrees_with_float64(places: tuple[int, int], iterat
     for one, two in zip(found, exact, strict=True):
         assert one.grad is not None and two.grad is not None and one.grad.isfinite().all()
         assert float((one.grad.cpu().double() - two.grad).norm()) <= 2e-5 * float(two.grad.norm())
+
+
+FUSED: dict[str, Loss] = {
+    "uniformity": uniformity,
+    "uniformity, paper": partial(uniformity, form="paper", detach=True),
+    "uniformity, sigma": partial(uniformity, sigma=30.0),
+    "energy": hyperspherical_energy,
+    "energy, diagonal": partial(hyperspherical_energy, diagonal=True, eps=0.3),
+    "decorrelation": decorrelation,
+    "decorrelation, paper": partial(decorrelation, form="paper"),
+    "sphere": on_the_sphere,
+    "contrast": contrast,
+    "deviation": lambda z: classifier_variance(z[:, :10], "std"),
+    "variance, squared": lambda z: classifier_variance(z[:, :100], "var", hinge="squared"),
+    "deviation, none": lambda z: classifier_variance(z[:, :10], "std", hinge="none"),
+}
+
+
+@pytest.mark.parametrize("count", [2, 10, 64, 128])
+@pytest.mark.parametrize("name", FUSED)
+def test_a_loss_in_few_kernels_agrees_with_float64(name: str, count: int) -> None:
+    loss = FUSED[name]
+    z = torch.randn((count, 256), generator=torch.Generator().manual_seed(count)) * 1.5 + 0.5
+    if count > 4:
+        z[3], z[4] = z[1], 0
+    here, exact = z.cuda().requires_grad_(), z.double().requires_grad_()
+    value, wanted = loss(here), loss(exact)
+    assert float(value.detach()) == pytest.approx(float(wanted.detach()), rel=1e-5, abs=1e-7)
+    (ours,) = torch.autograd.grad(3 * value, here, create_graph=count == 10)  # by the kernel, or to be differentiated
+    (theirs,) = torch.autograd.grad(3 * wanted, exact)
+    # Two standardised samples are the same two numbers whatever they were: what is left of their gradient is rounding.
+    assert float((ours.detach().cpu().double() - theirs).norm()) <= 2e-5 * max(float(theirs.norm()), 2e-2)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from isofed.functional import columns
 from isofed.functional.precision import full_precision, nothing, one_of, rows
 
 
@@ -34,6 +36,14 @@ def decorrelation(z: Tensor, form: Literal["code", "paper"] = "code") -> Tensor:
     count, width = z.shape
     if count < 2 or (width < 2 and form == "code"):
         return nothing(z)
+    plain = partial(_decorrelation, form=form)
+    if columns.available(z) and (count < width if form == "paper" else 2 * count <= width):
+        return columns.decorrelation(z, plain, form == "paper")
+    return plain(z)
+
+
+def _decorrelation(z: Tensor, form: str) -> Tensor:
+    count, width = z.shape
     centred = z - z.mean(0)
     # Twice: what rounding leaves of a large constant is one number everywhere, which would look like a signal.
     centred = centred - centred.mean(0)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
 
 if TYPE_CHECKING:
     tl: Any
@@ -14,4 +18,12 @@ else:
     except ImportError:
         triton = tl = None
 
-__all__ = ["tl", "triton"]
+Plain = Callable[[Tensor], Tensor]  # what a kernel computes, in PyTorch's operations
+
+
+def again(plain: Plain, z: Tensor, g: Tensor) -> Tensor:
+    """The gradient that a kernel would give, as something that has a gradient itself."""
+    return torch.autograd.grad(plain(z), z, g, create_graph=True)[0]
+
+
+__all__ = ["Plain", "again", "tl", "triton"]

@@ -6,6 +6,7 @@ import torch
 from torch import Generator, Tensor
 from torch.nn.functional import mse_loss, one_hot
 
+from isofed.functional import columns
 from isofed.functional.precision import full_precision, rows
 
 SHORTEST = 1e-6  # a feature below this length has no direction
@@ -14,6 +15,10 @@ SHORTEST = 1e-6  # a feature below this length has no direction
 @full_precision
 def unit(z: Tensor) -> Tensor:
     """Rows scaled to length 1. A row without a direction stays zero and gets no gradient, rather than a huge one."""
+    return columns.unit(z, _unit, SHORTEST) if columns.rows_available(z) else _unit(z)
+
+
+def _unit(z: Tensor) -> Tensor:
     squared = z.square().sum(-1, keepdim=True)
     long = squared > SHORTEST**2
     return z * torch.where(long, torch.where(long, squared, 1).rsqrt(), 0)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from isofed.functional import pairs
 from isofed.functional.precision import full_precision, nothing, one_of, rows
-from isofed.functional.sphere import unit
+from isofed.functional.sphere import SHORTEST, unit
 
 
 @full_precision
@@ -35,14 +37,21 @@ def uniformity(
     rows("z", z)
     if sigma is not None and sigma <= 0:
         raise ValueError(f"sigma must be above 0, not {sigma}")
-    count = len(z)
-    if count < 2:
+    if len(z) < 2:
         return nothing(z)
+    plain = partial(_uniformity, form=form, detach=detach, sigma=sigma)
+    if pairs.available(z):
+        return pairs.uniformity(z, plain, 1.0 if form == "code" else 2.0, detach, sigma)
+    return plain(z)
+
+
+def _uniformity(z: Tensor, form: str, detach: bool, sigma: float | None) -> Tensor:
+    count = len(z)
     others = ~torch.eye(count, dtype=torch.bool, device=z.device)
     squared, apart = _distances(z, others)
     scale = _median(squared, apart, detach) if sigma is None else sigma
-    pairs = torch.where(others, torch.exp(-squared / (scale if form == "code" else 2 * scale)), 0)
-    return pairs.sum() / (count * (count - 1))
+    closeness = torch.where(others, torch.exp(-squared / (scale if form == "code" else 2 * scale)), 0)
+    return closeness.sum() / (count * (count - 1))
 
 
 def _distances(z: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
@@ -91,11 +100,16 @@ def hyperspherical_energy(z: Tensor, eps: float = 1e-2, diagonal: bool = False) 
     rows("z", z)
     if eps <= 0:
         raise ValueError(f"eps must be above 0, not {eps}")
-    count = len(z)
-    if count < 2 and not diagonal:
+    if len(z) < 2 and not diagonal:
         return nothing(z)
+    plain = partial(_energy, eps=eps, diagonal=diagonal)
+    return pairs.energy(z, plain, eps, diagonal, SHORTEST) if pairs.available(z) else plain(z)
+
+
+def _energy(z: Tensor, eps: float, diagonal: bool) -> Tensor:
+    count = len(z)
     wide = unit(z.double())  # cosines near 1 are subtracted from 1
     others = ~torch.eye(count, dtype=torch.bool, device=z.device)
     apart = torch.where(others, (1 - wide @ wide.T).clamp(min=0), 1).to(z.dtype)
-    pairs = torch.where(others, 1 / (apart + eps), 1 / eps if diagonal else 0)
-    return pairs.sum() / (count * count if diagonal else count * (count - 1))
+    energies = torch.where(others, 1 / (apart + eps), 1 / eps if diagonal else 0)
+    return energies.sum() / (count * count if diagonal else count * (count - 1))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from isofed.functional import columns
 from isofed.functional.precision import full_precision, nothing, one_of, rows
 
 
@@ -39,13 +41,17 @@ def classifier_variance(
     if len(logits) < 2:
         return nothing(logits)
     classes = logits.shape[1]
+    if target is None:
+        target = classes**-0.5 if statistic == "std" else 1 / classes
+    plain = partial(_lacking, statistic=statistic, target=target, hinge=hinge)
+    if columns.available(logits) and classes <= columns.MOST:
+        return columns.variance(logits, plain, statistic == "std", target, hinge)
+    return plain(logits)
+
+
+def _lacking(logits: Tensor, statistic: str, target: float, hinge: str) -> Tensor:
     spread = logits.softmax(1).var(0, correction=1)
-    if statistic == "std":
-        spread = _root(spread)
-        c = classes**-0.5 if target is None else target
-    else:
-        c = 1 / classes if target is None else target
-    lacking = c - spread
+    lacking = target - (_root(spread) if statistic == "std" else spread)
     if hinge == "none":
         return lacking.mean()
     lacking = lacking.clamp(min=0)
