@@ -48,6 +48,20 @@ def test_a_page_shows_numbers_notes_variants_and_what_was_tried(tmp_path: Path) 
     assert max(len(line) for text in made.values() for line in text.splitlines()) < 400
 
 
+def test_a_page_tells_of_its_own_data_and_of_no_time_twice(tmp_path: Path) -> None:
+    preset = load("feduv", "table1")
+    (fedavg,) = matching(preset.cells, "cifar100,alpha=0.01", "FedAvg")
+    (refitted,) = matching(preset.of("ffc"), "cifar100,alpha=0.01", "FedAvg")
+    for cell in (fedavg, refitted):  # whose rounds are the same ones
+        write(tmp_path, Job(cell, 0), {"accuracy": 50.0, "seconds": 4.0})
+    made = pages.build(tmp_path)
+    assert "- `cifar100`, fingerprint" in made["feduv.md"]
+    assert "fingerprint" not in made["spherefed.md"]  # other runs on the same data
+    tables = {text.split("\n")[0]: text for text in made["feduv.md"].split("\n## ")}
+    assert "**Variant `ffc`**" in tables["Table 1"]
+    assert "| 1.00x |" in tables["Table 5"] and "ffc" not in tables["Table 5"]
+
+
 def test_pages_are_written_whole(tmp_path: Path) -> None:
     written = pages.write(tmp_path / "none", tmp_path / "docs")
     assert sorted(written) == sorted((tmp_path / "docs").iterdir()) and len(written) == 6

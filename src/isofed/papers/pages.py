@@ -13,6 +13,7 @@ import yaml
 from isofed.files import write_atomic
 from isofed.papers import compare, presets, show
 from isofed.papers.compare import Entry
+from isofed.papers.measure import RATIOS
 from isofed.papers.plan import Length
 from isofed.papers.presets import DEFAULT, Preset
 from isofed.papers.published import PAPERS
@@ -113,17 +114,24 @@ def _data(results: Results, own: Iterable[Preset]) -> list[str]:
     """What is to be known about the data of results: by fingerprint where that is told, otherwise by name."""
     path = results.folder / NOTES / "data.yaml"
     known: dict[str, str] = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else {}
-    names = {cell.values["data"] for preset in own for cell in preset.cells}
     used = {
         (str(one.content["settings"]["data"]), str(one.content["environment"]["data"]))
-        for one in results.all()
-        if one.content["settings"]["data"] in names
+        for preset in own
+        for one in _results_of(preset, results)
     }
     lines = []
     for data, fingerprint in sorted(used):
         said = known.get(fingerprint) or known.get(data.partition(":")[0])
         lines.append(_wrapped(f"- `{data}`, fingerprint `{fingerprint[:12]}`{f': {said}' if said else ''}", "  "))
     return ["## Data", "\n".join(lines)] if lines else []
+
+
+def _results_of(preset: Preset, results: Results) -> Iterable[Finished]:
+    """All that a preset's tables show."""
+    for length, variant in itertools.product(compare.lengths(preset, results), (DEFAULT, *preset.variants)):
+        for entry in compare.entries(preset, results, length, variant):
+            yield from entry.found
+    yield from (one for one, _ in compare.tried(preset, results))
 
 
 def _preset(preset: Preset, results: Results, note: str) -> Iterable[str]:
@@ -139,13 +147,18 @@ def _preset(preset: Preset, results: Results, note: str) -> Iterable[str]:
     ran = {one.content["variant"] for one in results.all()}
     for variant in (name for name in preset.variants if name in ran):
         for length in every:
-            made = [e for e in compare.entries(preset, results, length, variant) if e.found]
+            made = [e for e in compare.entries(preset, results, length, variant) if e.found and not _base_alone(e)]
             if made:
                 yield from _length(made, length, variant)
     tried = [_tried(one, changes) for one, changes in compare.tried(preset, results)]
     if tried:
         yield "**Tried besides**, each a single run with something changed:"
         yield "\n".join(tried)
+
+
+def _base_alone(entry: Entry) -> bool:
+    """Whether a number tells of another method's training only: the time of a round before what is done after it."""
+    return entry.cell.after is not None and entry.measure in RATIOS
 
 
 def _length(made: Sequence[Entry], length: Length, variant: str) -> Iterable[str]:
