@@ -169,8 +169,8 @@ class Undecorated(Method):
 @pytest.mark.parametrize(
     ("method", "said"),
     [
-        (Misspelt(), "'Misspelt' acts at no place of a round, so it would do nothing; did you mean 'loss'?"),
-        (["fedprox", Misspelt()], "'Misspelt' acts at no place of a round"),
+        (Misspelt(), "'Misspelt' has a 'los' that nothing calls: did you mean 'loss'?"),
+        (["fedprox", Misspelt()], "'Misspelt' has a 'los' that nothing calls"),
         (Undecorated(), "'Undecorated' has options (strength) but lacks @dataclass(frozen=True) above it"),
         (Adds, "Adds is a class: give an object of it, method=Adds()"),
         (["fedprox", Adds], "Adds is a class: give an object of it"),

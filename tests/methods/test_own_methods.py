@@ -147,13 +147,36 @@ def test_an_option_cannot_be_called_like_a_place(tmp_path: Path) -> None:
         parse(f"{tmp_path}/clash.py:Clash")
 
 
-def test_a_method_that_acts_nowhere_is_refused_with_the_place_that_was_meant(tmp_path: Path) -> None:
-    (tmp_path / "typo.py").write_text(
-        "from dataclasses import dataclass\nfrom isofed import Method\n\n\n"
-        "@dataclass(frozen=True)\nclass Typo(Method):\n    def los(self, step):\n        return step.logits.mean()\n"
-    )
-    with pytest.raises(UserError, match="would do nothing; did you mean 'loss'"):
-        parse(f"{tmp_path}/typo.py:Typo")
+@pytest.mark.parametrize(
+    ("functions", "said"),
+    [
+        ("los", "has a 'los' that nothing calls: did you mean 'loss'?$"),
+        ("helper", "acts at no place of a round, so it would do nothing$"),
+        (
+            "loss agregate",
+            "has a 'agregate' that nothing calls: did you mean 'aggregate'?; if it is only your own helper",
+        ),
+        ("loss gradients", "call it '_gradients'$"),
+    ],
+)
+def test_a_misspelt_place_is_refused_with_the_one_that_was_meant(tmp_path: Path, functions: str, said: str) -> None:
+    path = own_method(tmp_path, functions)
+    with pytest.raises(UserError, match=said.replace("?;", "\\?;").replace("?$", "\\?$")):
+        parse(path)
+
+
+@pytest.mark.parametrize("functions", ["loss losses", "loss _los", "loss temperature", "loss gradient gradients"])
+def test_helpers_of_ones_own_may_stand_beside_places(tmp_path: Path, functions: str) -> None:
+    assert parse(own_method(tmp_path, functions))
+
+
+def own_method(folder: Path, functions: str) -> str:
+    """A file with a method that has these functions."""
+    head = "from dataclasses import dataclass\nfrom isofed import Method\n\n\n"
+    head += "@dataclass(frozen=True)\nclass Own(Method):\n"
+    body = "".join(f"    def {name}(self, step):\n        return step.logits.mean()\n\n" for name in functions.split())
+    (folder / "own.py").write_text(head + body)
+    return f"{folder}/own.py:Own"
 
 
 # Installed plug-ins

@@ -125,11 +125,17 @@ def check_class(name: str, cls: object) -> type[Method]:
 
 
 def _check_acts(name: str, cls: type[Method]) -> None:
-    """A misspelt hook would never be called, and the method would quietly do nothing."""
+    """A misspelt hook would never be called, and the method would quietly do less than it says, or nothing."""
     hooks = [n for n in vars(Method) if not n.startswith("_")]
-    if any(getattr(cls, hook) is not getattr(Method, hook) for hook in hooks):
-        return
-    written = [n for n, value in vars(cls).items() if callable(value) and not n.startswith("_")]
-    near = [match for n in written for match in difflib.get_close_matches(n, hooks, n=1)]
-    hint = f"; did you mean '{near[0]}'?" if near else ""
-    raise UserError(f"'{name}' acts at no place of a round, so it would do nothing{hint}")
+    idle = [hook for hook in hooks if getattr(cls, hook) is getattr(Method, hook)]
+    own = [base for base in cls.__mro__ if issubclass(base, Method) and not is_ours(base)]
+    written = [n for base in own for n, v in vars(base).items() if callable(v) and not n.startswith("_")]
+    strange = [n for n in dict.fromkeys(written) if n not in hooks]
+    acts = len(idle) < len(hooks)
+    for function in strange:
+        near = difflib.get_close_matches(function, idle, n=1, cutoff=0.75 if acts else 0.6)
+        if near:
+            helper = f"; if it is only your own helper, call it '_{function}'" if acts else ""
+            raise UserError(f"'{name}' has a '{function}' that nothing calls: did you mean '{near[0]}'?{helper}")
+    if not acts:
+        raise UserError(f"'{name}' acts at no place of a round, so it would do nothing")
