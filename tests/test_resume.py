@@ -179,3 +179,42 @@ def test_the_model_of_a_run_loads_in_one_line(tmp_path: Path) -> None:
     loaded = load(tmp_path / "run").state_dict()
     assert loaded.keys() == made.weights.keys()
     assert all(torch.equal(loaded[k], v) for k, v in made.weights.items())
+
+
+@pytest.mark.parametrize("schedule", ["constant", "step:every=2,factor=0.5"])
+@pytest.mark.parametrize("method", ["scaffold", "fedadam:bias_correction=true", "fedbn+fednova", "fedavg+ffc"])
+def test_a_finished_run_goes_on_with_more_rounds(method: str, schedule: str, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"method": method, "model": "cnn", "participation": 0.75, "lr_schedule": schedule}
+    whole = small(**settings, rounds=5)
+    wanted = whole.fit()
+    small(**settings, rounds=2, out=tmp_path / "run").fit()
+    again = Federation.resume(tmp_path / "run", rounds=5)
+    result = again.fit()
+    assert content(again) == content(whole)
+    assert result.rounds == 5 and distance(result.weights, wanted.weights) == 0
+    read = Federation.resume(tmp_path / "run")  # as a run of five rounds
+    assert read.settings.rounds == 5 and read.fit().accuracy == wanted.accuracy
+
+
+def test_more_rounds_that_are_stopped_go_on_like_any(tmp_path: Path) -> None:
+    whole = small(rounds=5)
+    whole.fit()
+    small(rounds=2, out=tmp_path / "run").fit()
+    (tmp_path / "run" / "diagnosis.json").write_text("{}")  # of the model of round 2
+    with pytest.raises(KeyboardInterrupt):
+        Federation.resume(tmp_path / "run", rounds=5).fit(Stop(3))
+    assert not (tmp_path / "run" / "result.json").exists() and not (tmp_path / "run" / "diagnosis.json").exists()
+    again = Federation.resume(tmp_path / "run")
+    again.fit()
+    assert again.round == 5 and content(again) == content(whole)
+
+
+def test_another_number_of_rounds_is_refused_where_it_would_change_those_that_are_done(tmp_path: Path) -> None:
+    small(rounds=3, out=tmp_path / "run").fit()
+    with pytest.raises(UserError, match="has 3 rounds already, so rounds=2 is too few"):
+        Federation.resume(tmp_path / "run", rounds=2)
+    small(rounds=3, lr_schedule="cosine", out=tmp_path / "cosine").fit()
+    with pytest.raises(UserError, match="'rounds' cannot change with lr_schedule=cosine"):
+        Federation.resume(tmp_path / "cosine", rounds=4)
+    for folder in ("run", "cosine"):
+        assert Federation.resume(tmp_path / folder, rounds=3).fit().rounds == 3  # which is nothing new

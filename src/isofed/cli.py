@@ -87,6 +87,7 @@ def run(
       isofed run experiment.yaml seed=1 out=runs/second
       isofed run runs/second/config.yaml      # the same run again
       isofed run --resume runs/second         # after an interruption
+      isofed run --resume runs/second rounds=40   # with more rounds
     """
     from isofed import commands
 

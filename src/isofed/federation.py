@@ -12,7 +12,7 @@ from torch import Tensor
 
 from isofed import tracking
 from isofed.collect import Collected
-from isofed.config import Settings, check_changes, keep_rule, lr_at
+from isofed.config import Settings, check_changes, check_rounds, keep_rule, lr_at
 from isofed.config import settings as make_settings
 from isofed.data import Dataset
 from isofed.data.base import check_dataset
@@ -91,12 +91,19 @@ class Federation:
     def resume(
         cls, path: str | Path, *, dataset: Dataset | None = None, pool: Pool | Cluster | None = None, **changes: Any
     ) -> Federation:
-        """Take up a run where its folder ends. Only how it is computed may change: executor, device and the like."""
+        """Take up a run where its folder ends.
+
+        Only how it is computed may change (executor, device and the like) and, where no learning rate depends on that,
+        how many rounds it has: a finished run with more of them goes on, and becomes what it would have been with all
+        from the start.
+        """
         check_changes(path, changes)
         folder = RunFolder.open(path)
         run = cls.__new__(cls)
         run._prepare(make_settings(folder.config | changes), dataset, pool)
-        run.folder = folder
+        before = make_settings(folder.config).rounds
+        check_rounds(path, run.settings, before, len(folder.metrics()))
+        run.folder, run._other_rounds = folder, run.settings.rounds != before
         tracking.check(run.settings.track, recorded=True)
         check_files(folder, run.settings)
         if folder.environment.get("data") != run.world.dataset.fingerprint:
@@ -121,6 +128,7 @@ class Federation:
         every = keep_rule(settings.diagnose, "diagnose")
         self._recorder = Recorder(self.world, self.layout, self.device, every) if every else None
         self.notes: list[str] = []
+        self._other_rounds = False  # than the folder's configuration says
         self._saved, self._save_cost, self._save_time = 0, 0.0, 0.0
 
     def _make_world(self, settings: Settings, dataset: Dataset | None) -> World:
@@ -138,6 +146,8 @@ class Federation:
         """Run all rounds that are still missing, and give the result."""
         watch = watcher or Watcher()
         with self.folder.lock() if self.folder else nullcontext(), ExitStack() as open:
+            if self.folder and self._other_rounds:
+                self.folder.change_rounds(self.settings.rounds)
             if self.folder and (done := self.folder.result()) is not None:
                 return Result.from_dict(done, self.folder.metrics(), self.folder.path, self.folder.model())
             self._take_up(watch)

@@ -142,8 +142,7 @@ class RunFolder:
             try:
                 folder._write_json(ENVIRONMENT, environment)
                 # The configuration comes last: with it, the folder is a run.
-                text = yaml.dump(config, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
-                write_atomic(folder.path / CONFIG, text.encode())
+                folder._write_config(config)
             except RunError as error:
                 raise UserError(str(error)) from error
         return folder
@@ -288,6 +287,18 @@ class RunFolder:
         """Save the final model, then the result: a run with a result is finished and has its model."""
         self._save(MODEL, tensors, info)
         self._write_json(RESULT, result)
+
+    def change_rounds(self, rounds: int) -> None:
+        """Let the run have another number of rounds: what was found out about its last one is of the past."""
+        for name in (RESULT, DIAGNOSIS):  # without which it goes on, if this is as far as it comes
+            (self.path / name).unlink(missing_ok=True)
+        config = self.config | {"rounds": rounds}
+        self._write_config(config)
+        self.__dict__["config"] = config  # which was read before
+
+    def _write_config(self, config: dict[str, Any]) -> None:
+        text = yaml.dump(config, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+        write_atomic(self.path / CONFIG, text.encode())
 
     def model(self) -> Tensors:
         """The final model's tensors, without those that stayed with clients."""

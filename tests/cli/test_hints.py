@@ -76,10 +76,12 @@ def test_a_folder_is_of_one_run_or_of_many(tmp_path: Path) -> None:
     assert several == "tuned is not a run folder: it holds a tuning, which goes on when its command is given again"
 
 
-def test_a_longer_run_is_a_new_one(tmp_path: Path) -> None:
-    said = complaint(isofed("run", "--resume", "one", "rounds=12", cwd=tmp_path), 2)
-    assert said.startswith("'rounds' cannot change when a run is resumed, only actors, device, executor, slots")
-    assert said.endswith("for a new run write: isofed run one/config.yaml rounds=12 out=...")
+def test_a_run_may_become_longer_but_not_another(tmp_path: Path) -> None:
+    said = complaint(isofed("run", "--resume", "one", "lr=0.2", cwd=tmp_path), 2)
+    assert said.startswith("'lr' cannot change when a run is resumed, only rounds, actors, device, executor, slots")
+    assert said.endswith("for a new run write: isofed run one/config.yaml lr=0.2 out=...")
+    succeeds("run", *SMALL, "rounds=1", "out=one", cwd=tmp_path)
+    assert "after 2 rounds" in succeeds("run", "--resume", "one", "rounds=2", cwd=tmp_path)
 
 
 def test_training_that_diverges_is_told_what_to_try(tmp_path: Path) -> None:
