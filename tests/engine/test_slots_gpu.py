@@ -37,7 +37,7 @@ SMALL: dict[str, Any] = {
 METHODS = [
     *(name for name in names() if name not in ("central", "clip_update", "gaussian")),
     *("scaffold:option=1", "fednova+fedbn", "gradaug+stochdepth", "gradaug+fedsam", "mixup+spherefed+fedsam"),
-    *("feduv:detach=true", "stochdepth+fedalign", "moon+feddecorr"),
+    *("feduv:detach=true", "stochdepth+fedalign", "moon+feddecorr", "gradaug:n=3,lower=0.95,sizes=none"),
 ]
 
 

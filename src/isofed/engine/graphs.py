@@ -22,6 +22,8 @@ from isofed.engine.lane import Lane, OutOfMemory, generators, give_back_memory, 
 from isofed.engine.step import LocalStep
 from isofed.methods import Method
 
+_ALONE = ("arrive", "prepare", "load", "update", "step", "leave", "score")  # work that reads no pass's results
+
 
 class Uncapturable(Exception):
     """The work cannot be replayed; the message says what does not let it."""
@@ -67,10 +69,10 @@ class Graphs:
             return
         if _kind(key) == "passes":
             self._passed = key
-        elif _kind(key) not in ("arrive", "prepare", "load", "update", "step", "leave", "score"):
+        elif _kind(key) not in _ALONE:
             key = (key, self._passed)
         # Pictures are captured at once: what was captured before them would go on reading the old ones.
-        if key not in self._warm and (self.cold or _kind(key) != "prepare"):
+        if self._early(key) or (key not in self._warm and (self.cold or _kind(key) != "prepare")):
             self._warm.add(key)
             with self._no_draws():
                 work()
@@ -81,6 +83,16 @@ class Graphs:
         made.replay()
         for holder, values in made.left:
             holder.update(values)
+
+    def _early(self, key: Hashable) -> bool:
+        """Whether what the work reads is not yet where replays leave it, so that a capture would read the old place.
+
+        A name may come twice in a step, also in the first one, of which nothing is captured.
+        """
+        if _kind(key) == "passes":
+            assert isinstance(key, tuple)
+            return ("load", key[1]) not in self._made
+        return _kind(key) not in _ALONE and self._passed not in self._made
 
     def arrived(self) -> None:
         """A visit's tensors are in their places: forget the graphs if one that they read is elsewhere now."""
