@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isofed.functional.kernels import Plain, again, tl, triton
+from isofed.functional.kernels import Plain, again, here, tl, triton
 
 MOST = 128  # samples, and classes
 WIDEST = 8192  # features
@@ -22,13 +22,13 @@ COLUMNS = 16  # of a program
 def available(z: Tensor) -> bool:
     """Whether these kernels can be used for such features or logits."""
     fits = z.dim() == 2 and 2 <= len(z) <= MOST and 1 <= z.shape[1] <= WIDEST
-    return triton is not None and z.is_cuda and z.dtype == torch.float32 and fits
+    return here(z) and z.dtype == torch.float32 and fits
 
 
 def rows_available(z: Tensor) -> bool:
     """Whether rows can be scaled by the kernel."""
     fits = z.dim() == 2 and len(z) > 0 and 1 <= z.shape[1] <= WIDEST
-    return triton is not None and z.is_cuda and z.dtype == torch.float32 and fits
+    return here(z) and z.dtype == torch.float32 and fits
 
 
 def unit(z: Tensor, plain: Plain, shortest: float) -> Tensor:

@@ -21,9 +21,14 @@ else:
 Plain = Callable[[Tensor], Tensor]  # what a kernel computes, in PyTorch's operations
 
 
+def here(z: Tensor) -> bool:
+    """Whether a kernel can be started for a tensor: Triton starts them on the present GPU only."""
+    return triton is not None and z.is_cuda and z.get_device() == torch.cuda.current_device()
+
+
 def again(plain: Plain, z: Tensor, g: Tensor) -> Tensor:
     """The gradient that a kernel would give, as something that has a gradient itself."""
     return torch.autograd.grad(plain(z), z, g, create_graph=True)[0]
 
 
-__all__ = ["Plain", "again", "tl", "triton"]
+__all__ = ["Plain", "again", "here", "tl", "triton"]

@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isofed.functional.kernels import Plain, again, tl, triton
+from isofed.functional.kernels import Plain, again, here, tl, triton
 
 MOST = 128  # samples; more would not fit into a program
 
 
 def available(z: Tensor) -> bool:
     """Whether these kernels can be used for such features."""
-    return triton is not None and z.is_cuda and z.dtype == torch.float32 and 2 <= len(z) <= MOST
+    return here(z) and z.dtype == torch.float32 and 2 <= len(z) <= MOST
 
 
 def uniformity(z: Tensor, plain: Plain, factor: float, detach: bool, sigma: float | None) -> Tensor:

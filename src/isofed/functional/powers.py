@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isofed.functional.kernels import tl, triton
+from isofed.functional.kernels import here, tl, triton
 
 MOST = 64  # places; more would not fit into a program
 
 
 def available(within: Tensor) -> bool:
     """Whether this kernel can be used for such matrices."""
-    return triton is not None and within.is_cuda and within.dtype == torch.float32 and within.shape[1] <= MOST
+    return here(within) and within.dtype == torch.float32 and within.shape[1] <= MOST
 
 
 def largest_stretch(within: Tensor, between: Tensor, start: Tensor, iterations: int) -> Tensor:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from isofed.functional.kernels import tl, triton
+from isofed.functional.kernels import here, tl, triton
 
 _BLOCK = 2048
 
@@ -27,11 +27,11 @@ def add_difference_(target: Tensor, a: Tensor, b: Tensor, scale: float = 1.0) ->
     >>> add_difference_(torch.ones(2), torch.tensor([3.0, 4.0]), torch.tensor([1.0, 1.0]), 0.5)
     tensor([2.0000, 2.5000])
     """
-    if triton is not None and all(_plain(v) and v.shape == target.shape for v in (target, a, b)):
+    if all(_plain(v) and v.shape == target.shape for v in (target, a, b)):
         _add_difference[(triton.cdiv(target.numel(), _BLOCK),)](target, a, b, scale, target.numel(), _BLOCK)
         return target
     return target.add_(a - b, alpha=scale)
 
 
 def _plain(v: Tensor) -> bool:
-    return v.is_cuda and v.is_contiguous() and v.dtype == torch.float32
+    return here(v) and v.is_contiguous() and v.dtype == torch.float32

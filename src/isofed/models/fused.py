@@ -189,7 +189,7 @@ if triton is not None:
         tl.store(dx + place, v.to(dx.dtype.element_ty), inside)
 
     @triton.jit
-    def _drop(x, y, key, count, channels, area, p, scale, mix0, mix1, mix2, BLOCK: tl.constexpr):
+    def _drop(x, y, key, count, channels, area, least, scale, mix0, mix1, mix2, BLOCK: tl.constexpr):
         """Zero entries by a hash of the key and their place in the order batch, channel, row, column."""
         i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
         inside = i < count
@@ -200,9 +200,9 @@ if triton is not None:
         bits = (bits ^ ((bits >> 33) & 0x7FFFFFFF)) * mix1
         bits = (bits ^ ((bits >> 33) & 0x7FFFFFFF)) * mix2
         bits = bits ^ ((bits >> 33) & 0x7FFFFFFF)
-        u = ((bits >> 40) & 0xFFFFFF).to(tl.float32) * 5.9604644775390625e-08
+        kept = ((bits >> 40) & 0xFFFFFF) >= least
         v = tl.load(x + i, inside, 0.0).to(tl.float32) * scale
-        tl.store(y + i, tl.where(u >= p, v, 0.0).to(y.dtype.element_ty), inside)
+        tl.store(y + i, tl.where(kept, v, 0.0).to(y.dtype.element_ty), inside)
 
 
 class _BatchNorm(torch.autograd.Function):
@@ -256,13 +256,13 @@ class _Dropout(torch.autograd.Function):
 
 
 def _dropped(x: Tensor, key: Tensor, p: float) -> Tensor:
-    from isofed.models.dropout import MIX
+    from isofed.models.dropout import MIX, least_kept
 
     x = rows_of(x)
     area = x[0, 0].numel()
     y, block = torch.empty_like(x), 1024
     grid = (triton.cdiv(x.numel(), block),)
-    _drop[grid](x, y, key, x.numel(), x.shape[1], area, p, 1 / (1 - p), *MIX, block)
+    _drop[grid](x, y, key, x.numel(), x.shape[1], area, least_kept(p), 1 / (1 - p), *MIX, block)
     return y
 
 
