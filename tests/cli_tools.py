@@ -238,7 +238,7 @@ def same_record(run: Path, whole: Path) -> None:
     assert model(run) == model(whole)
     assert [line["round"] for line in metrics(run)] == list(range(1, len(metrics(whole)) + 1))
     assert timeless(metrics(run)) == timeless(metrics(whole))
-    own = {"seconds", "peak_memory", "notes"}
+    own = {"seconds", "peak_memory", "executor", "notes"}
     one, other = ({k: v for k, v in result(r).items() if k not in own} for r in (run, whole))
     assert one == other
     assert not [p for p in run.rglob("*") if p.name.endswith(".tmp")]

@@ -366,7 +366,7 @@ class Federation:
         if self.settings.validation and self.settings.final_test:
             tested = judge.judge(model, clients.get, part="test")
         result = Result.of(self.settings, self.history, exchanges, tested, self.notes)
-        result.peak_memory = memory.bytes()
+        result.peak_memory, result.executor = memory.bytes(), executor.shown
         result.weights = {k: v.clone() for k, v in self.layout.views(model).items()}
         result.privacy = self._account.statement(result.rounds) if self._account else None
         if self.folder:

@@ -45,6 +45,7 @@ class Result:
         validation_accuracy: of the last round, where a validation part was held out.
         exchanges: records of questions asked after the last round.
         privacy: where a method adds noise to updates, the epsilon and delta that it amounts to, and what they rest on.
+        executor: that was used in the end, and how many clients trained side by side, as in ``slots:8``.
         notes: what a person should know about the run.
         history: one record per round.
         folder: where it is recorded.
@@ -68,6 +69,7 @@ class Result:
     exchanges: list[dict[str, Any]] = field(default_factory=list)
     events: int = 0
     privacy: dict[str, Any] | None = None
+    executor: str = ""
     notes: list[str] = field(default_factory=list)
     history: list[dict[str, Any]] = field(default_factory=list, repr=False)
     folder: Path | None = None

@@ -34,6 +34,7 @@ def same_everywhere(one_worker: Pool, two_workers: Pool, **settings: Any) -> Fed
         assert content(run) == content(serial)
         assert numbers(run) == numbers(serial)
         assert found.exchanges == wanted.exchanges
+        assert (wanted.executor, found.executor) == ("serial", f"workers:{len(pool.processes)}")
         assert all(torch.equal(found.weights[k], wanted.weights[k]) for k in wanted.weights)
     return serial
 

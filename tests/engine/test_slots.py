@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -18,7 +19,7 @@ from isofed import Method
 from isofed.config import settings
 from isofed.engine import slot as module
 from isofed.engine.lane import OutOfMemory
-from isofed.engine.replica import Job, Outcome, one_thread
+from isofed.engine.replica import Job, Outcome, Replica, one_thread
 from isofed.engine.serial import Executor, Serial
 from isofed.engine.slots import Slots
 from isofed.engine.world import World
@@ -198,6 +199,27 @@ def test_out_of_memory_lowers_the_number_of_slots_and_goes_on(monkeypatch: pytes
     assert "going on with 3 slots" in notes[0] and "2 slots" in notes[1]
     Hungry.alive[0] = 0
     assert_same(found, two_rounds(Serial(of, CPU), of))
+
+
+def test_no_memory_to_judge_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Libraries have errors of their own for that."""
+    of, notes, score = world(3), list[str](), Replica.score
+    executor = Slots(of, CPU, notes.append)
+    two_rounds(executor, of)
+
+    def short(replica: Replica, *rest: Any) -> Any:
+        if len(executor.slots) > 2:
+            raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED")
+        return score(replica, *rest)
+
+    monkeypatch.setattr(Replica, "score", short)
+    weights, index = start(of)[0], np.arange(60)
+    found = executor.score("test", index, weights)
+    assert len(executor.slots) == 2 and notes == ["the GPU ran out of memory: going on with 2 slots"]
+    assert found.loss == Serial(of, CPU).score("test", index, weights).loss
+    monkeypatch.setattr(Replica, "score", lambda *rest: torch.ones(2) @ torch.ones(3))
+    with pytest.raises(RuntimeError, match="inconsistent tensor size"):
+        executor.score("test", index, weights)
 
 
 def test_no_memory_for_a_single_client_is_an_error() -> None:

@@ -162,6 +162,10 @@ class RayActors:
             self.close()
             raise
 
+    @property
+    def shown(self) -> str:
+        return f"ray:{len(self.cluster.actors)}"
+
     def _set_up(self, device: str) -> None:
         content, plain = pack(self.world)
         data, files = self.ray.put(arrays(content)), self.world.settings.files()

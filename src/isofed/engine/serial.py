@@ -27,6 +27,11 @@ States = Callable[[int], Tensors | None]  # what a client remembers; nothing bef
 class Executor(Protocol):
     """Something that can make visits. All executors give the same bits on the same machine."""
 
+    @property
+    def shown(self) -> str:
+        """What it is, with how many clients train side by side, as in ``slots:8``."""
+        ...
+
     def train(self, jobs: Sequence[Job], weights: Tensor, sent: Tensors, states: States) -> Iterator[Outcome | Partial]:
         """Make the visits, in any order."""
         ...
@@ -47,6 +52,10 @@ class Serial:
 
     def __init__(self, world: World, device: torch.device) -> None:
         self.replica = Replica(world, device)
+
+    @property
+    def shown(self) -> str:
+        return "serial"
 
     def train(self, jobs: Sequence[Job], weights: Tensor, sent: Tensors, states: States) -> Iterator[Outcome]:
         for job in jobs:

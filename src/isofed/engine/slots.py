@@ -14,7 +14,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from isofed.engine.graphs import Uncapturable
-from isofed.engine.lane import OutOfMemory, free_memory, give_back_memory, starved, synchronize
+from isofed.engine.lane import free_memory, give_back_memory, starved, synchronize
 from isofed.engine.plan import batch_sizes, steps_of
 from isofed.engine.replica import Job, Outcome, Replica, Score, all_pictures
 from isofed.engine.serial import States, failure
@@ -63,6 +63,10 @@ class Slots:
         self._ready = False
         self._size = 0  # of the steps to measure with
         self._starved: Job | None = None  # whose visit ran out of memory in the only slot
+
+    @property
+    def shown(self) -> str:
+        return f"slots:{len(self.slots)}"
 
     def train(self, jobs: Sequence[Job], weights: Tensor, sent: Tensors, states: States) -> Iterator[Outcome]:
         if not self._ready and jobs:
@@ -117,11 +121,14 @@ class Slots:
 
     def score(self, part: str, index: np.ndarray, weights: Tensor, state: Tensors | None = None) -> Score:
         while True:
-            # An error keeps alive what its pass has made, so room is made after it has been let go.
-            with suppress(OutOfMemory, Uncapturable), self._first() as replica:
-                replica.load(weights, state)
-                return replica.score(part, index)
-            self._make_room_to_judge()
+            try:
+                with self._first() as replica:
+                    replica.load(weights, state)
+                    return replica.score(part, index)
+            except (Uncapturable, RuntimeError) as error:
+                if not isinstance(error, Uncapturable) and not starved(error):
+                    raise
+            self._make_room_to_judge()  # here, because an error keeps alive what its pass has made
 
     def answer(
         self, exchange: str, jobs: Sequence[Job], weights: Tensor, sent: Tensors, states: States

@@ -201,6 +201,10 @@ class Workers:
 
         pool.each(set_up)
 
+    @property
+    def shown(self) -> str:
+        return f"workers:{len(self.pool.processes)}"
+
     def train(self, jobs: Sequence[Job], weights: Tensor, sent: Tensors, states: States) -> Iterator[Outcome]:
         letter = self._post(weights, sent)
 

@@ -67,6 +67,10 @@ class Sites:
         self._tokens: dict[int, Tensors] = {}  # of each client
         self._judged: _Judged | None = None
 
+    @property
+    def shown(self) -> str:
+        return f"flower:{len(self.world.clients)}"
+
     def train(self, jobs: Sequence[Job], weights: Tensor, sent: Tensors, states: States) -> Iterator[Outcome]:
         """Ask the sites of a round. Their outcomes come when all have answered or their time is over."""
         for client, old in self.crew.late():

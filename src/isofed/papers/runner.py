@@ -136,6 +136,7 @@ def _one(
     measures = measured(ran, [*job.cell.measures.values(), *job.cell.also]) | figures.measured(lines, diagnosis)
     content = made | {"measures": measures, **_record(written, result.history)}
     content["after"] = float(f"{time.monotonic() - ended:.5g}")
+    content["executor"] = result.executor
     content |= {"exchanges": [_brief(line) for line in result.exchanges], "notes": result.notes}
     results.write(job, content | figures.numbers(lines, diagnosis, job.cell.figure.get("diagnosis", [])))
     tell.finished(job, measures)
