@@ -167,13 +167,22 @@ def test_what_changes_on_the_host_is_not_frozen(method: Method) -> None:
 def test_a_broken_capture_leaves_the_memory_free() -> None:
     two_rounds(Slots, 2, method=[Reads()])
     torch.cuda.synchronize()
+    before = torch.cuda.memory_stats()["active_bytes.all.current"]
     side = torch.cuda.Stream()
     block = torch.empty(2**28, device="cuda")
     block.record_stream(side)
     del block
     torch.cuda.synchronize()
     torch.empty(1, device="cuda")  # which is when the allocator looks
-    assert torch.cuda.memory_stats()["active_bytes.all.current"] < 2**30
+    assert torch.cuda.memory_stats()["active_bytes.all.current"] < before + 2**29
+
+
+def test_a_broken_capture_leaves_the_generator_as_it_was() -> None:
+    torch.cuda.manual_seed(5)
+    wanted = torch.rand(4, device="cuda")
+    torch.cuda.manual_seed(5)
+    two_rounds(Slots, 2, method=[Reads()])
+    assert torch.equal(torch.rand(4, device="cuda"), wanted)
 
 
 def test_dropout_of_torch_runs_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:

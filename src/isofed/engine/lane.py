@@ -88,6 +88,10 @@ class Lane:
             with suppress(RuntimeError, AttributeError):
                 torch._C._cuda_endAllocateToPool(index, self._pool)
                 torch._C._cuda_releasePool(index, self._pool)
+            # And before its generator leaves capture mode, in which it would draw no number any more: a copy is not.
+            with suppress(RuntimeError):
+                generator = torch.cuda.default_generators[index]
+                generator.graphsafe_set_state(generator.clone_state())
             self._pool = self._new_pool()
 
     def _new_pool(self) -> Any:
