@@ -250,26 +250,6 @@ def show(key: str, value: Any) -> str:
     return spec.show(value)
 
 
-def check_changes(run: str | Path, changes: Mapping[str, Any]) -> None:
-    """Refuse to resume a run with settings that make it another; what it would be then is a run of its own."""
-    for key in sorted(set(changes) - HOW - {"rounds"}):
-        raise UserError(
-            f"'{key}' cannot change when a run is resumed, only rounds, {', '.join(sorted(HOW))} can; "
-            f"for a new run write: isofed run {run}/config.yaml {key}={show(key, changes[key])} out=..."
-        )
-
-
-def check_rounds(run: str | Path, s: Settings, before: int, done: int) -> None:
-    """Refuse another number of rounds than a run had before, where the rounds that are done would have been others."""
-    if s.rounds != before and spec.parse_one(s.lr_schedule, "lr_schedule").name == "cosine":
-        raise UserError(
-            f"'rounds' cannot change with lr_schedule=cosine, where each learning rate depends on how many there are; "
-            f"for a new run write: isofed run {run}/config.yaml rounds={s.rounds} out=..."
-        )
-    if s.rounds < done:
-        raise UserError(f"{run} has {done} rounds already, so rounds={s.rounds} is too few")
-
-
 def in_todays_words(recorded: Mapping[str, Any]) -> dict[str, Any]:
     """Settings as a record holds them; where an earlier version wrote null for a network's own norm, by its name."""
     return {k: OWN if k == "norm" and v is None else v for k, v in recorded.items()}

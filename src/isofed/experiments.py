@@ -23,12 +23,13 @@ from isofed.engine.choose import available_cores, may_use_workers
 from isofed.engine.serial import failure
 from isofed.engine.workers import Pool
 from isofed.errors import RunError, UserError, unknown
-from isofed.federation import Federation, check_files
+from isofed.federation import Federation
 from isofed.methods import Composition
 from isofed.plugins import is_file_reference
 from isofed.progress import Watcher
 from isofed.records import COMPARISON, CONFIG, TUNING, RunFolder
 from isofed.result import Result
+from isofed.resuming import check_files
 
 if TYPE_CHECKING:
     from isofed.engine.ray_actors import Cluster

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from isofed import tracking
 from isofed.collect import Collected
-from isofed.config import Settings, check_changes, check_rounds, keep_rule, lr_at
+from isofed.config import Settings, keep_rule, lr_at
 from isofed.config import settings as make_settings
 from isofed.data import Dataset
 from isofed.data.base import check_dataset
@@ -35,6 +35,7 @@ from isofed.questions import Questions
 from isofed.recorder import Recorder
 from isofed.records import RunFolder, environment
 from isofed.result import Result, advised, rounds_to
+from isofed.resuming import check_changes, check_files, check_rounds
 from isofed.store import Remembered
 from isofed.traces import Elsewhere
 
@@ -101,7 +102,7 @@ class Federation:
         folder = RunFolder.open(path)
         run = cls.__new__(cls)
         run._prepare(make_settings(folder.config | changes), dataset, pool)
-        before = make_settings(folder.config).rounds
+        before = folder.config.get("rounds", run.settings.rounds)
         check_rounds(path, run.settings, before, len(folder.metrics()))
         run.folder, run._other_rounds = folder, run.settings.rounds != before
         tracking.check(run.settings.track, recorded=True)
@@ -396,15 +397,3 @@ def _alike(one: Tensor | None, other: Tensor) -> bool:
 def under(prefix: str, tensors: Tensors) -> Tensors:
     """Those whose names start like this, without it."""
     return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-
-
-def check_files(folder: RunFolder, settings: Settings) -> None:
-    """A run of which a file has changed since is another run."""
-    made_of = folder.environment.get("files", {})
-    if not isinstance(made_of, dict):
-        raise RunError(f"{folder.path / 'environment.json'} is damaged")
-    for file, digest in made_of.items():
-        if settings.files().get(file) != digest:
-            raise UserError(
-                f"{file} has changed since the run in {folder.path} was started; put it back, or choose another out="
-            )

@@ -80,6 +80,8 @@ def test_a_run_may_become_longer_but_not_another(tmp_path: Path) -> None:
     said = complaint(isofed("run", "--resume", "one", "lr=0.2", cwd=tmp_path), 2)
     assert said.startswith("'lr' cannot change when a run is resumed, only rounds, actors, device, executor, slots")
     assert said.endswith("for a new run write: isofed run one/config.yaml lr=0.2 out=...")
+    said = complaint(isofed("run", "--resume", "one", "round=2", cwd=tmp_path), 2)
+    assert said.startswith("there is no setting 'round': did you mean 'rounds'?")
     succeeds("run", *SMALL, "rounds=1", "out=one", cwd=tmp_path)
     assert "after 2 rounds" in succeeds("run", "--resume", "one", "rounds=2", cwd=tmp_path)
 

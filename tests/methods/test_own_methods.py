@@ -150,19 +150,16 @@ def test_an_option_cannot_be_called_like_a_place(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("functions", "said"),
     [
-        ("los", "has a 'los' that nothing calls: did you mean 'loss'?$"),
-        ("helper", "acts at no place of a round, so it would do nothing$"),
-        (
-            "loss agregate",
-            "has a 'agregate' that nothing calls: did you mean 'aggregate'?; if it is only your own helper",
-        ),
-        ("loss gradients", "call it '_gradients'$"),
+        ("los", "has a 'los' that nothing calls: did you mean 'loss'?"),
+        ("helper", "acts at no place of a round, so it would do nothing"),
+        ("loss agregate", "did you mean 'aggregate' or, for a helper of your own, '_agregate'?"),
+        ("loss gradients", "has a 'gradients' that nothing calls: did you mean 'gradient' or"),
     ],
 )
 def test_a_misspelt_place_is_refused_with_the_one_that_was_meant(tmp_path: Path, functions: str, said: str) -> None:
-    path = own_method(tmp_path, functions)
-    with pytest.raises(UserError, match=said.replace("?;", "\\?;").replace("?$", "\\?$")):
-        parse(path)
+    with pytest.raises(UserError) as refused:
+        parse(own_method(tmp_path, functions))
+    assert said in str(refused.value)
 
 
 @pytest.mark.parametrize("functions", ["loss losses", "loss _los", "loss temperature", "loss gradient gradients"])

@@ -20,12 +20,12 @@ from isofed.engine.choose import device_of
 from isofed.engine.replica import one_thread
 from isofed.engine.world import World
 from isofed.errors import RunError, UserError
-from isofed.federation import check_files
 from isofed.files import load_tensors
 from isofed.layout import Layout, Tensors
 from isofed.probe import AT_ONCE, Probe
 from isofed.recorder import evenly
 from isofed.records import MODEL, Kept, RunFolder
+from isofed.resuming import check_files
 
 _SMALL = 2e9  # multiply-accumulates of a pass up to which several threads only get in each other's way
 

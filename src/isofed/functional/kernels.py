@@ -31,4 +31,10 @@ def again(plain: Plain, z: Tensor, g: Tensor) -> Tensor:
     return torch.autograd.grad(plain(z), z, g, create_graph=True)[0]
 
 
-__all__ = ["Plain", "again", "here", "tl", "triton"]
+def found_before(ctx: Any, g: Tensor) -> Tensor:
+    """The gradient of a loss whose kernel found it along with the value, and saved both what it was of and itself."""
+    z, gradient = ctx.saved_tensors
+    return again(ctx.plain, z, g) if torch.is_grad_enabled() else gradient * g
+
+
+__all__ = ["Plain", "again", "found_before", "here", "tl", "triton"]

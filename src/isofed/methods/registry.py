@@ -135,7 +135,7 @@ def _check_acts(name: str, cls: type[Method]) -> None:
     for function in strange:
         near = difflib.get_close_matches(function, idle, n=1, cutoff=0.75 if acts else 0.6)
         if near:
-            helper = f"; if it is only your own helper, call it '_{function}'" if acts else ""
-            raise UserError(f"'{name}' has a '{function}' that nothing calls: did you mean '{near[0]}'?{helper}")
+            helper = f" or, for a helper of your own, '_{function}'" if acts else ""
+            raise UserError(f"'{name}' has a '{function}' that nothing calls: did you mean '{near[0]}'{helper}?")
     if not acts:
         raise UserError(f"'{name}' acts at no place of a round, so it would do nothing")

@@ -1,0 +1,46 @@
+"""What may differ when a run is taken up, and what makes it another run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from isofed import spec
+from isofed.config import HOW, Settings, show
+from isofed.errors import RunError, UserError, unknown
+from isofed.records import RunFolder
+
+
+def check_changes(run: str | Path, changes: Mapping[str, Any]) -> None:
+    """Refuse to resume a run with settings that make it another; what it would be then is a run of its own."""
+    for key in sorted(set(changes) - HOW - {"rounds"}):
+        if key not in Settings.model_fields:
+            raise unknown("setting", key, Settings.model_fields)
+        raise UserError(
+            f"'{key}' cannot change when a run is resumed, only rounds, {', '.join(sorted(HOW))} can; "
+            f"for a new run write: isofed run {run}/config.yaml {key}={show(key, changes[key])} out=..."
+        )
+
+
+def check_rounds(run: str | Path, s: Settings, before: int, done: int) -> None:
+    """Refuse another number of rounds than a run had before, where the rounds that are done would have been others."""
+    if s.rounds != before and spec.parse_one(s.lr_schedule, "lr_schedule").name == "cosine":
+        raise UserError(
+            "'rounds' cannot change with lr_schedule=cosine, where each learning rate depends on how many there are; "
+            f"for a new run write: isofed run {run}/config.yaml rounds={s.rounds} out=..."
+        )
+    if s.rounds < done:
+        raise UserError(f"{run} has {done} rounds already, so rounds={s.rounds} is too few")
+
+
+def check_files(folder: RunFolder, settings: Settings) -> None:
+    """A run of which a file has changed since is another run."""
+    made_of = folder.environment.get("files", {})
+    if not isinstance(made_of, dict):
+        raise RunError(f"{folder.path / 'environment.json'} is damaged")
+    for file, digest in made_of.items():
+        if settings.files().get(file) != digest:
+            raise UserError(
+                f"{file} has changed since the run in {folder.path} was started; put it back, or choose another out="
+            )
