@@ -34,6 +34,16 @@ if TYPE_CHECKING:
 NEIGHBOURS = "the data of one client are replaced by any others"
 
 
+def need_accountant(who: str) -> None:
+    """Refuse to go on without an accountant that can do what is asked of it here."""
+    if find_spec("dp_accounting") is None:
+        raise UserError(f"{who} needs an accountant of privacy: pip install 'isofed[privacy]'")
+    if not hasattr(import_module("dp_accounting"), "get_epsilon_gaussian"):
+        raise UserError(
+            f"{who} needs dp-accounting 0.6, and the one that is installed is older: pip install 'isofed[privacy]'"
+        )
+
+
 @dataclass
 class Account:
     """Noise on the updates of a run, and what it hides."""
@@ -53,8 +63,7 @@ class Account:
         method = settings.method.owners.get("noise")
         if not isinstance(method, Gaussian):
             return None
-        if find_spec("dp_accounting") is None:
-            raise UserError("gaussian needs an accountant of privacy: pip install 'isofed[privacy]'")
+        need_accountant("gaussian")
         if method.delta * clients >= 1:
             raise UserError(
                 f"delta={method.delta:g} of method 'gaussian' hides nobody among {clients} clients; "

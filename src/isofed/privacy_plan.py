@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any
 
 from rich.console import Console
@@ -14,7 +13,7 @@ from isofed.display import simple_table
 from isofed.draws import drawn
 from isofed.errors import UserError, unknown
 from isofed.methods.gaussian import Gaussian
-from isofed.privacy import Account
+from isofed.privacy import Account, need_accountant
 
 _FINE = 1.001  # a noise is found to a thousandth
 _MOST = 1e6  # times the norm: what asks for more than this is a mistake
@@ -77,8 +76,7 @@ class Plan:
 
 def privacy(console: Console, words: Sequence[str]) -> None:
     """Print noise and epsilon of planned runs, from either of the two."""
-    if find_spec("dp_accounting") is None:
-        raise UserError("isofed privacy needs an accountant of privacy: pip install 'isofed[privacy]'")
+    need_accountant("isofed privacy")
     given = dict(word.partition("=")[::2] for word in words)
     for key in given:
         if key not in OPTIONS:

@@ -281,6 +281,12 @@ def test_without_the_accountant_noise_is_refused(monkeypatch: pytest.MonkeyPatch
         small(method="gaussian")
 
 
+def test_an_older_accountant_is_refused_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("dp_accounting.get_epsilon_gaussian")
+    with pytest.raises(UserError, match=r"the one that is installed is older: pip install 'isofed\[privacy\]'"):
+        small(method="gaussian")
+
+
 # --- who sees what
 
 
