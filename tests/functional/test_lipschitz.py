@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from isofed.functional import spectral_norm, stage_norm, transmitting_matrix
+from isofed.functional.lipschitz import averaged_down
 from tests.functional.tools import (
     Array,
     array,
@@ -237,6 +238,16 @@ def test_the_norm_of_a_stage_needs_no_matrix(before: tuple[int, ...], after: tup
         stage_norm(a, b, iterations), iterated(transmitted(*arrays(a, b)), iterations), rtol=1e-10
     )
     assert_smooth(partial(stage_norm, iterations=iterations), a, b)
+
+
+@pytest.mark.parametrize(("before", "after"), [((12, 8), (3, 4)), ((7, 5), (3, 5)), ((3, 4), (6, 8)), ((4, 4), (4, 4))])
+def test_a_map_averaged_down_once_serves_several_norms(before: tuple[int, int], after: tuple[int, int]) -> None:
+    a, b = maps((2, 6, *before)), maps((2, 3, *after), 1)
+    seen = averaged_down(a, b)
+    assert seen.shape[2:] == tuple(map(min, zip(before, after, strict=True)))
+    for channels in (6, 2):
+        wanted = iterated(transmitted(*arrays(a[:, :channels], b)), 10)
+        np.testing.assert_allclose(stage_norm(seen[:, :channels], b), wanted, rtol=1e-10)
 
 
 def test_the_norm_of_a_stage_in_the_hard_cases() -> None:

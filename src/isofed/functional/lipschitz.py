@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn.functional import adaptive_avg_pool2d
+from torch.nn.functional import adaptive_avg_pool2d, avg_pool2d
 
 from isofed.functional import powers
 from isofed.functional.precision import full_precision
@@ -33,9 +33,23 @@ def transmitting_matrix(a: Tensor, b: Tensor) -> Tensor:
 def _same_places(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """Two maps as matrices of channels and places, the larger averaged down to the other's size."""
     a, b = _as_map(a), _as_map(b)
-    size = (min(a.shape[2], b.shape[2]), min(a.shape[3], b.shape[3]))
-    a, b = (m if m.shape[2:] == size else adaptive_avg_pool2d(m, size) for m in (a, b))
+    a, b = _no_larger(a, b), _no_larger(b, a)
     return a.flatten(2), b.flatten(2)
+
+
+@full_precision
+def averaged_down(a: Tensor, b: Tensor) -> Tensor:
+    """A map averaged down to the size of another one, where it is larger: for several norms with maps of that size."""
+    return _no_larger(_as_map(a), _as_map(b))
+
+
+def _no_larger(a: Tensor, b: Tensor) -> Tensor:
+    size = (min(a.shape[2], b.shape[2]), min(a.shape[3], b.shape[3]))
+    if a.shape[2:] == size:
+        return a
+    if a.shape[2] % size[0] or a.shape[3] % size[1]:
+        return adaptive_avg_pool2d(a, size)
+    return avg_pool2d(a, (a.shape[2] // size[0], a.shape[3] // size[1]))  # the same, and faster
 
 
 def _as_map(features: Tensor) -> Tensor:
@@ -68,9 +82,9 @@ def spectral_norm(t: Tensor, iterations: int = 10) -> Tensor:
 
 @full_precision
 def stage_norm(a: Tensor, b: Tensor, iterations: int = 10) -> Tensor:
-    """``spectral_norm(transmitting_matrix(a, b))`` without the matrix: the same numbers up to rounding, much faster.
+    """``spectral_norm(transmitting_matrix(a, b))``: the same numbers up to rounding, much faster.
 
-    Maps have fewer places than the matrix has rows, so each product goes by way of the places.
+    Where maps have fewer places than the matrix has rows, each product goes by way of the places, without the matrix.
 
     Args:
         a: before the stage, [batch, channels, height, width] or [batch, channels].
@@ -88,19 +102,27 @@ def stage_norm(a: Tensor, b: Tensor, iterations: int = 10) -> Tensor:
     a, b = _same_places(a, b)
     norms = _frobenius(a), _frobenius(b)
     a, b = a / norms[0], b / norms[1]
-    between = b.transpose(1, 2) @ b
-    if a.shape[2] <= a.shape[1] and iterations > 1:
-        found = _among_places(a, between, iterations)
-    else:
-        found = _largest_stretch(lambda v: a @ (between @ (a.transpose(1, 2) @ v)), a, iterations)
+    few = a.shape[2] <= a.shape[1] and iterations > 1
+    found = _among_places(a, b, iterations) if few else _among_channels(a, b, iterations)
     return found * (norms[0] * norms[1])[:, 0, 0] / a.shape[2]
 
 
-def _among_places(a: Tensor, between: Tensor, iterations: int) -> Tensor:
+def _among_channels(a: Tensor, b: Tensor, iterations: int) -> Tensor:
+    """The largest singular value of t = a b', where a has fewer channels than places."""
+    t = a @ b.transpose(1, 2)
+    if iterations > 1 and powers.available(a):
+        # A step v -> t t'v is one among "places" of which a is the unit matrix.
+        unit = torch.eye(a.shape[1], device=a.device).expand(len(a), -1, -1)
+        return powers.largest_stretch(unit, t @ t.transpose(1, 2), torch.ones_like(a[:, :, 0]), iterations)
+    return _largest_stretch(lambda v: t @ (t.transpose(1, 2) @ v), a, iterations)
+
+
+def _among_places(a: Tensor, b: Tensor, iterations: int) -> Tensor:
     """The largest singular value of a b', where a has fewer places than channels: all products are of places only.
 
-    With w = a'v a step v -> a between a'v is w -> a'a between w, a small matrix, whose powers are found by squaring.
+    With w = a'v a step v -> a b'b a'v is w -> a'a b'b w, a small matrix, whose powers are found by squaring.
     """
+    between = b.transpose(1, 2) @ b
     within, start = a.transpose(1, 2) @ a, a.sum(1)  # a'a, and a' times ones
     if powers.available(within):
         return powers.largest_stretch(within, between, start, iterations)

@@ -20,7 +20,7 @@ MOST = 64  # places; more would not fit into a program
 
 
 def available(within: Tensor) -> bool:
-    """Whether this kernel can be used for such matrices."""
+    """Whether this kernel can be used for matrices of such a tensor's second dimension."""
     return here(within) and within.dtype == torch.float32 and within.shape[1] <= MOST
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
-from isofed.functional import stage_norm
+from isofed.functional.lipschitz import averaged_down, stage_norm
 from isofed.methods.base import Method, Step
 from isofed.models.base import Network
 from isofed.models.slim import channels, check_slimmable, slimmed
@@ -52,8 +52,9 @@ class FedAlign(Method):
         stage = step.network.stages[last]
         with slimmed(stage, self.width):
             slim = stage(cut)
-        teacher = stage_norm(inside, outside, self.iterations)
-        student = stage_norm(cut, slim, self.iterations)
+        seen = averaged_down(inside, outside)
+        teacher = stage_norm(seen, outside, self.iterations)
+        student = stage_norm(seen[:, : cut.shape[1]], slim, self.iterations)
         difference = mse_loss(student, teacher)
         if not self.rescale:
             return self.mu * difference
