@@ -47,8 +47,9 @@ def ceilings() -> None:
     print(f"copy {copy / 1e12:.2f} TB/s, bf16 product {product / 1e12:.0f} TFLOP/s")
 
 
-def kernels(network: str, method: str, precision: str, top: int) -> None:
-    s = chosen(model=network, method=method, precision=precision, batch_size=64, device="cuda", slots=1)
+def kernels(network: str, method: str, o: argparse.Namespace) -> None:
+    common = {"model": network, "precision": o.precision, "batch_size": o.batch, "size": o.size, "samples": 2 * o.batch}
+    s = chosen(method=method, device="cuda", slots=1, **common)
     world = World.create(s)
     with exact_arithmetic(s):
         run = Federated(world, 4)
@@ -68,8 +69,8 @@ def kernels(network: str, method: str, precision: str, top: int) -> None:
         times[event.name[:100]] += int(event.device_time_total * 1000)
     total = sum(times.values()) / 1000
     count = sum(counts.values()) / STEPS
-    print(f"{network} {method} {precision}: {count:.0f} kernels and {total / STEPS:.0f} us of them a step")
-    for name, spent in times.most_common(top):
+    print(f"{network} {method} {o.precision}: {count:.0f} kernels and {total / STEPS:.0f} us of them a step")
+    for name, spent in times.most_common(o.top):
         print(f"  {spent / 1000 / STEPS:8.1f} us {counts[name] / STEPS:6.1f}x  {name}")
 
 
@@ -78,6 +79,8 @@ def main() -> None:
     parser.add_argument("--networks", default="pfl-cnn,resnet18,resnet56,mobilenetv2")
     parser.add_argument("--methods", default="fedavg")
     parser.add_argument("--precision", default="bf16")
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--size", type=int, default=32, help="side of the pictures")
     parser.add_argument("--top", type=int, default=12)
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
@@ -85,7 +88,7 @@ def main() -> None:
     ceilings()
     for network in arguments.networks.split(","):
         for method in arguments.methods.split(","):
-            kernels(network, method, arguments.precision, arguments.top)
+            kernels(network, method, arguments)
 
 
 if __name__ == "__main__":

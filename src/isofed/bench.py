@@ -68,9 +68,12 @@ _UNITS = {"serial": "stream", "slots": "slot", "workers": "worker"}
 Tell = Callable[[], None]  # hears that one more piece of the work is done
 
 
-def chosen(clients: int = CLIENTS, samples: int = 512, steps: int = STEPS, **more: Any) -> Settings:
+def chosen(
+    clients: int = CLIENTS, samples: int = 512, steps: int = STEPS, size: int = 32, classes: int = 10, **more: Any
+) -> Settings:
     """The settings of a federation to measure, with ``samples`` made-up pictures at each client."""
-    data = f"synthetic:samples={max(10, clients * samples)},test=512,size=32,channels=3,classes=10"
+    count = max(10, clients * samples)
+    data = f"synthetic:samples={count},test=512,size={size},channels=3,classes={classes}"
     return settings(_COMMON | {"data": data, "clients": clients, "local_steps": steps} | more)
 
 
