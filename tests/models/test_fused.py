@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from isofed.models import create, fused
+from isofed.models import create, fused, thin
 from isofed.models.base import BatchNorm1d, BatchNorm2d
 from isofed.models.convolution import FusedConv2d
 from isofed.models.dropout import Dropout, dropouts, hashed, places
@@ -18,7 +18,17 @@ from isofed.models.tiles import tickets
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")]
 
 
-SHAPES = [(64, 64, 32, 32), (64, 512, 4, 4), (16, 3, 5, 7), (37, 96, 8, 8), (64, 512), (5, 10), (64, 1280, 4, 4)]
+SHAPES = [
+    (64, 64, 32, 32),
+    (256, 64, 32, 32),
+    (128, 256, 4, 4),
+    (64, 512, 4, 4),
+    (16, 3, 5, 7),
+    (37, 96, 8, 8),
+    (64, 512),
+    (5, 10),
+    (64, 1280, 4, 4),
+]
 
 
 @pytest.mark.parametrize("relu", [False, True])
@@ -55,6 +65,38 @@ def test_fused_batch_norm_agrees_with_float64(shape: tuple[int, ...], offset: fl
     for n, (a, b) in enumerate([*zip(ours, theirs, strict=True), *running]):
         assert a is not None and b is not None
         assert (a.double() - b).norm() <= (flips if 1 <= n <= 3 else limit) * max(float(b.norm()), 0.3 * len(b) ** 0.5)
+
+
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_fused_batch_norm_by_stored_statistics_agrees_with_float64(shape: tuple[int, ...], relu: bool) -> None:
+    if not fused.available():
+        pytest.skip("no Triton here")
+    draws = torch.Generator("cuda").manual_seed(5)
+    x = torch.randn(shape, device="cuda", generator=draws) * 1.7 + 3
+    x = x.to(memory_format=torch.channels_last) if len(shape) == 4 else x
+    layer = (BatchNorm2d if len(shape) == 4 else BatchNorm1d)(shape[1]).cuda().eval()
+    for tensor in (layer.weight.data, layer.bias.data, layer.running_mean):
+        assert tensor is not None
+        tensor.normal_(generator=draws)
+    assert layer.running_var is not None
+    layer.running_var.uniform_(0.1, 4, generator=draws)
+    layer.ticket, layer.relu = tickets(shape[1], x.device), relu
+    kept = {name: tensor.clone() for name, tensor in layer.state_dict().items()}
+    places = [1, -1] + [1] * (len(shape) - 2)
+    mean, var, weight, bias = (
+        kept[name].double().view(places) for name in ("running_mean", "running_var", "weight", "bias")
+    )
+    wanted = (x.double() - mean) / (var + layer.eps).sqrt() * weight + bias
+    wanted = wanted.clamp(min=0) if relu else wanted
+    with torch.no_grad():
+        found, half = layer(x), layer(x.bfloat16())
+    assert found.dtype == torch.float32 and half.dtype == torch.bfloat16
+    assert float((found.double() - wanted).norm()) <= 1e-6 * float(wanted.norm())
+    assert float((half.double() - wanted).norm()) <= 1e-2 * float(wanted.norm())
+    assert all(torch.equal(tensor, kept[name]) for name, tensor in layer.state_dict().items())
+    with_gradient = layer(x.requires_grad_())  # PyTorch's own, which can be differentiated twice
+    torch.testing.assert_close(with_gradient, found, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("shape", [(64, 64, 14, 14), (64, 128), (3, 5, 2, 7)])
@@ -104,6 +146,9 @@ def test_a_fused_convolution_agrees_with_float64(
     parameters = [*ours.parameters()]
     twins = [p.detach().double().requires_grad_() for p in parameters]
     made = nn.functional.conv2d(x.double(), twins[0], twins[1], layer[3], layer[4])
+    if relu:
+        # Where rounding decides between a number and 0, or between two numbers, no gradient is the right one.
+        g = g * _clear(made.detach(), pool)
     made = made.relu() if relu else made
     made = nn.functional.max_pool2d(made, 2) if pool else made
     exact = [made.detach(), *torch.autograd.grad(made, twins, g.double())]
@@ -121,6 +166,54 @@ def test_a_fused_convolution_agrees_with_float64(
                 assert float((a.double() - c).norm()) <= limit * float(c.norm())
     finally:
         cudnn.allow_tf32, cudnn.deterministic = before
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(
+    ("batch", "size", "layer"),
+    [
+        (64, (32, 32), (3, 64, 3, 1, 1)),
+        (128, (96, 96), (3, 16, 3, 1, 0)),
+        (10, (28, 28), (1, 6, 5, 1, 0)),
+        (3, (9, 13), (3, 70, 3, 2, 1)),
+    ],
+)
+def test_a_first_convolution_in_half_precision_agrees_with_float64(
+    batch: int, size: tuple[int, int], layer: tuple[int, int, int, int, int], bias: bool
+) -> None:
+    if not fused.available():
+        pytest.skip("no Triton here")
+    torch.manual_seed(7)
+    plain = nn.Conv2d(*layer, bias=bias).cuda().bfloat16()
+    plain.weight.data = plain.weight.data.to(memory_format=torch.channels_last)
+    ours = FusedConv2d.of(plain, relu=False, pool=False)
+    x = torch.randn((batch, layer[0], *size), device="cuda").to(memory_format=torch.channels_last)
+    twins = [p.detach().double().requires_grad_() for p in ours.parameters()]
+    made = nn.functional.conv2d(x.bfloat16().double(), twins[0], twins[1] if bias else None, layer[3], layer[4])
+    g = torch.randn(made.shape, device="cuda", dtype=torch.bfloat16).to(memory_format=torch.channels_last)
+    exact = [made.detach(), *torch.autograd.grad(made, twins, g.double())]
+    results = []
+    for _ in range(2):
+        with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
+            assert thin.applies(x, ours.weight)
+            found = ours(x)
+        results.append([found.detach(), *torch.autograd.grad(found, [*ours.parameters()], g)])
+    for a, b, c in zip(*results, exact, strict=True):
+        assert torch.equal(a, b) and a.shape == c.shape and a.dtype == torch.bfloat16
+        assert float((a.double() - c).norm()) <= 3e-3 * float(c.norm())  # eight bits: 2e-3 of each number, rounded once
+    with torch.no_grad(), torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
+        assert torch.equal(ours(x), results[0][0])
+
+
+def _clear(made: torch.Tensor, pool: bool) -> torch.Tensor:
+    """Which outputs of a ReLU, and a maximum behind it, are what they are by more than rounding."""
+    margin = 1e-5
+    if not pool:
+        return made.abs() > margin
+    squares = nn.functional.unfold(made.flatten(0, 1)[:, None], 2, stride=2)
+    best, next_one = squares.topk(2, 1).values.unbind(1)
+    clear = (best.abs() > margin) & ((best - next_one > margin) | (best < 0))
+    return clear.view(*made.shape[:2], made.shape[2] // 2, made.shape[3] // 2)
 
 
 def test_a_fused_network_has_the_parts_that_can_be_fused() -> None:

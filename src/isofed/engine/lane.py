@@ -7,8 +7,8 @@ GPU: the order of the work, who waits for whom, what happens when something fail
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -24,18 +24,35 @@ def starved(error: BaseException) -> bool:
     return isinstance(error, OutOfMemory) or (isinstance(error, RuntimeError) and any(s in text for s in _STARVED))
 
 
+def numbered(device: torch.device) -> torch.device:
+    """The same device by its number: PyTorch takes its time to find out which GPU is the present one."""
+    if device.type != "cuda" or device.index is not None:
+        return device
+    return torch.device("cuda", torch.cuda.current_device())
+
+
 class Lane:
     """Work in this queue is done in order, and beside that of other lanes."""
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
+        self.device = numbered(device)
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._pool = self._new_pool()
         self.records = self._stream is not None  # or does recorded work anew each time
 
-    def use(self) -> AbstractContextManager[Any]:
+    @contextmanager
+    def use(self) -> Iterator[None]:
         """Queue what is done in this block here."""
-        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+        if self._stream is None:
+            yield
+            return
+        # torch.cuda.stream would ask for the present device twice, which takes longer than all of the rest.
+        before = torch.cuda.current_stream(self.device)
+        torch.cuda.set_stream(self._stream)
+        try:
+            yield
+        finally:
+            torch.cuda.set_stream(before)
 
     def follow(self, *tensors: Tensor) -> None:
         """Let the work to come wait for what is queued outside so far, and keep tensors of there until it is done."""
@@ -84,7 +101,7 @@ class Lane:
         except RuntimeError:  # a broken capture cannot end well, but it must end
             torch.cuda.synchronize(self.device)
             # PyTorch throws before it lets go of the pool, and would then give no memory back any more.
-            index = torch.cuda.current_device() if self.device.index is None else self.device.index
+            index = self.device.index
             with suppress(RuntimeError, AttributeError):
                 torch._C._cuda_endAllocateToPool(index, self._pool)
                 torch._C._cuda_releasePool(index, self._pool)
@@ -104,7 +121,7 @@ class Mark:
     def __init__(self, device: torch.device) -> None:
         self._event = torch.cuda.Event() if device.type == "cuda" else None
         if self._event is not None:
-            self._event.record()
+            self._event.record(torch.cuda.current_stream(device))
 
     def passed(self) -> bool:
         """Whether all work before it is done."""

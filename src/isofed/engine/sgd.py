@@ -1,9 +1,10 @@
-"""SGD as ``torch.optim.SGD`` defines it, on all weights as one vector."""
+"""SGD as ``torch.optim.SGD`` defines it, on all weights as one vector; and how gradients get into theirs."""
 
 # mypy: disable-error-code="no-untyped-def"
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from isofed.config import Settings
@@ -31,7 +32,22 @@ def update(s: Settings, weights: Tensor, gradient: Tensor, momentum: Tensor, lr:
     counter.add_(1)
 
 
+def put(place: Tensor, gradient: Tensor) -> None:
+    """Copy a gradient to its place, which may be of another precision."""
+    # PyTorch's own kernel for two precisions reads one number at a time.
+    dense = gradient.is_contiguous() or gradient.is_contiguous(memory_format=torch.channels_last)
+    if triton is not None and place.is_cuda and dense and gradient.stride() == place.stride():
+        _put[(triton.cdiv(place.numel(), BLOCK),)](place, gradient, place.numel(), BLOCK)
+    else:
+        place.copy_(gradient)
+
+
 if triton is not None:
+
+    @triton.jit
+    def _put(place, gradient, size, BLOCK: tl.constexpr):
+        i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        tl.store(place + i, tl.load(gradient + i, i < size, 0.0).to(place.dtype.element_ty), i < size)
 
     @triton.jit
     def _update(

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from isofed.engine.graphs import Uncapturable
-from isofed.engine.lane import free_memory, give_back_memory, starved, synchronize
+from isofed.engine.lane import free_memory, give_back_memory, numbered, starved, synchronize
 from isofed.engine.plan import batch_sizes, steps_of
 from isofed.engine.replica import Job, Outcome, Replica, Score, all_pictures
 from isofed.engine.serial import States, failure
@@ -51,8 +51,8 @@ class Slots:
     """The executor for a GPU."""
 
     def __init__(self, world: World, device: torch.device, note: Callable[[str], None] = lambda text: None) -> None:
-        self.world, self.device, self._note = world, device, note
-        self._pictures = all_pictures(world, device)
+        self.world, self.device, self._note = world, numbered(device), note
+        self._pictures = all_pictures(world, self.device)
         samples = [len(c) for c in world.clients]
         self._clients = Counter(samples)  # how many there are of each size: far fewer than clients
         self._steps = {n: steps_of(n, world.settings) for n in self._clients}

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from isofed.data.augment import parse as parse_augment
 from isofed.data.base import Dataset, Part
-from isofed.engine.sgd import update
+from isofed.engine.sgd import put, update
 from isofed.engine.state import ClientState
 from isofed.engine.world import World
 from isofed.layout import Entry, Layout, Tensors
@@ -218,7 +218,7 @@ class LocalStep:
         kinds: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}  # one kernel for each kind
         for place, gradient in zip(places, found, strict=True):
             if gradient is not None and first and gradient.numel() >= _LARGE:
-                place.copy_(gradient)
+                put(place, gradient)
             elif gradient is not None:
                 here, gradients = kinds.setdefault(gradient.dtype, ([], []))
                 here.append(place)

@@ -20,7 +20,7 @@ class Upload:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._turns = [_Locked(), _Locked()]
+        self._turns = [_Locked(device), _Locked(device)]
 
     def __call__(self, targets: Tensors, arrays: dict[str, np.ndarray]) -> None:
         """Put arrays into the tensors of the same names.
@@ -44,7 +44,8 @@ class Upload:
 class _Locked:
     """A piece of page-locked memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._memory = torch.empty(0, dtype=torch.uint8)
         self._read: torch.cuda.Event | None = None
         # Visits are alike: the same array of the same form goes from the same place to the same tensor.
@@ -65,7 +66,7 @@ class _Locked:
                 there.copy_(locked, non_blocking=True)
                 offset += -(-array.nbytes // _ALIGN) * _ALIGN
         self._read = self._read or torch.cuda.Event()
-        self._read.record()
+        self._read.record(torch.cuda.current_stream(self._device))
 
     def _way(self, name: str, array: np.ndarray, target: Tensor, offset: int) -> tuple[np.ndarray, Tensor, Tensor]:
         key = (name, offset, array.shape, array.dtype, target.data_ptr(), target.shape)

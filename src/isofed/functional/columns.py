@@ -36,12 +36,18 @@ def unit(z: Tensor, plain: Plain, shortest: float) -> Tensor:
     return _Unit.apply(z, plain, shortest)
 
 
+def scaled(z: Tensor, shortest: float) -> tuple[Tensor, Tensor]:
+    """The same without a gradient, and what each row was multiplied by: 0 where it is no longer than ``shortest``."""
+    rows, width = z.shape
+    y, scales = torch.empty_like(z, memory_format=torch.contiguous_format), z.new_empty(rows)
+    _unit[(rows,)](z.contiguous(), y, scales, width, shortest, triton.next_power_of_2(width))
+    return y, scales
+
+
 class _Unit(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, z: Tensor, plain: Plain, shortest: float) -> Tensor:
-        rows, width = z.shape
-        y, scales = torch.empty_like(z, memory_format=torch.contiguous_format), z.new_empty(rows)
-        _unit[(rows,)](z.contiguous(), y, scales, width, shortest, triton.next_power_of_2(width))
+        y, scales = scaled(z, shortest)
         ctx.save_for_backward(z, y, scales)
         ctx.plain = plain
         return y

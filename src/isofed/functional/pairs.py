@@ -1,8 +1,9 @@
-"""Losses over all pairs of a batch, as one kernel between two matrix products.
+"""Losses over all pairs of a batch, in two or three kernels forward and one back.
 
 Written with PyTorch's operations, uniformity and hyperspherical energy are some twenty kernels on matrices of 64 x 64,
-and as many again for the gradient. Both are functions of the Gram matrix G = Z Z' alone. So the gradient is M Z, with a
-symmetric matrix M that the same kernel finds as finds the value: it is given along with it.
+and as many again for the gradient. Here distances are sums of squared differences, so that nothing is lost between
+long vectors that are close to each other, as in float64 there. The kernel that finds the value from them also finds how
+strongly each pair pulls; on the way back each sample is moved along its differences to the others by that much.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -14,14 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isofed.functional.kernels import Plain, found_before, here, tl, triton
+from isofed.functional import columns
+from isofed.functional.kernels import Plain, again, here, tl, triton
 
 MOST = 128  # samples; more would not fit into a program
+ROWS, COLUMNS, DEEP = 16, 32, 8  # samples of a program, features of one on the way back, and what is summed at a time
 
 
 def available(z: Tensor) -> bool:
     """Whether these kernels can be used for such features."""
-    return here(z) and z.dtype == torch.float32 and 2 <= len(z) <= MOST
+    return here(z) and z.dtype == torch.float32 and 2 <= len(z) <= MOST and 1 <= z.shape[1] <= columns.WIDEST
 
 
 def uniformity(z: Tensor, plain: Plain, factor: float, detach: bool, sigma: float | None) -> Tensor:
@@ -37,59 +40,82 @@ def energy(z: Tensor, plain: Plain, eps: float, diagonal: bool, shortest: float)
 class _OfPairs(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, z: Tensor, plain: Plain, kind: str, options: tuple[Any, ...]) -> Tensor:
-        wide = z.double()
-        count, side = len(z), max(16, triton.next_power_of_2(len(z)))
-        loss, matrix = z.new_empty(()), wide.new_empty((count, count))
-        warps = max(1, side * side // 1024)
+        count, width = z.shape
+        side = max(16, triton.next_power_of_2(count))
+        loss, pull, squared = z.new_empty(()), z.new_empty((count, count)), z.new_empty((count, count))
+        v, scales, along = z.contiguous(), loss, loss
+        if kind == "energy":
+            v, scales = columns.scaled(z, options[2])
+            along = z.new_empty(count)
+        _apart[(triton.cdiv(count, ROWS),)](v, squared, count, width, side, ROWS, DEEP, num_warps=max(4, side // 16))
+        warps = min(16, max(1, side * side // 512))
         if kind == "uniformity":
             factor, detach, sigma = options
-            wide = wide - wide.mean(0)
-            gram = wide @ wide.T
             median = sigma is None
             _uniformity[(1,)](
-                gram, matrix, loss, count, sigma or 0.0, factor, median, median and not detach, side,
-                num_warps=min(16, warps),
+                squared, pull, loss, count, sigma or 0.0, factor, median, median and not detach, side, num_warps=warps
             )  # fmt: skip
         else:
-            gram = wide @ wide.T
-            _energy[(1,)](gram, matrix, loss, count, *options, side, num_warps=min(16, warps))
-        # Here and not on the way back, whose thread may have no handle of cuBLAS yet and would warn.
-        ctx.save_for_backward(z, (matrix @ wide).to(z.dtype) if ctx.needs_input_grad[0] else None)
-        ctx.plain = plain
+            _energy[(1,)](squared, scales, pull, along, loss, count, *options[:2], side, num_warps=warps)
+        ctx.save_for_backward(z, v, pull, scales, along)
+        ctx.plain, ctx.unit = plain, kind == "energy"
         return loss
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        return found_before(ctx, g), None, None, None
+        z, v, pull, scales, along = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return again(ctx.plain, z, g), None, None, None
+        (count, width), dz = v.shape, torch.empty_like(v)
+        _back[(triton.cdiv(count, ROWS), triton.cdiv(width, COLUMNS))](
+            v, pull, scales, along, g, dz, count, width, ctx.unit, ROWS, COLUMNS, DEEP
+        )  # fmt: skip
+        return dz, None, None, None
 
 
 if triton is not None:
 
     @triton.jit
+    def _apart(v, squared, count, width, SIDE: tl.constexpr, ROWS: tl.constexpr, DEEP: tl.constexpr):
+        """Squared distances of some rows to all."""
+        i, j = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, SIDE)
+        total = tl.zeros((ROWS, SIDE, DEEP), tl.float32)
+        for start in range(0, width, DEEP):
+            k = start + tl.arange(0, DEEP)
+            within = (k < width)[None, None, :]
+            one = tl.load(v + i[:, None, None] * width + k[None, None, :], (i < count)[:, None, None] & within, 0.0)
+            two = tl.load(v + j[None, :, None] * width + k[None, None, :], (j < count)[None, :, None] & within, 0.0)
+            away = one - two
+            total += away * away
+        pair = (i < count)[:, None] & (j < count)[None, :]
+        tl.store(squared + i[:, None] * count + j[None, :], tl.sum(total, 2), pair)
+
+    @triton.jit
     def _median(values, chosen):
-        """The lower median of the chosen values, none of them negative, by halving the range of their bits."""
+        """The lower median of the chosen values, none of them negative, by finding two bits at a time."""
         bits, rank = values.to(tl.int32, bitcast=True), (tl.sum(chosen.to(tl.int32)) + 1) // 2
-        low, high = tl.full((), 0, tl.int32), tl.full((), 0x7F800000, tl.int32)
-        for _ in range(31):
-            middle = low + (high - low) // 2
-            enough = tl.sum((chosen & (bits <= middle)).to(tl.int32)) >= rank
-            low, high = tl.where(enough, low, middle + 1), tl.where(enough, middle, high)
-        return tl.where(rank > 0, high.to(tl.float32, bitcast=True), 1.0)
+        half = 1 << 30
+        base = tl.where(tl.sum((chosen & (bits < half)).to(tl.int32)) >= rank, 0, half)
+        for n in range(15):
+            step = 1 << (28 - 2 * n)
+            # How many are below each of three limits, in one sum: a count has less than 20 bits.
+            below = (chosen & (bits < base + step)).to(tl.int64)
+            below += (chosen & (bits < base + 2 * step)).to(tl.int64) << 20
+            below += (chosen & (bits < base + 3 * step)).to(tl.int64) << 40
+            counts = tl.sum(below)
+            one, two, three = counts & 0xFFFFF, (counts >> 20) & 0xFFFFF, counts >> 40
+            base += step * ((one < rank).to(tl.int32) + (two < rank).to(tl.int32) + (three < rank).to(tl.int32))
+        return tl.where(rank > 0, base.to(tl.float32, bitcast=True), 1.0)
 
     @triton.jit
     def _uniformity(
-        gram, matrix, loss, count, sigma, factor, MEDIAN: tl.constexpr, ATTACHED: tl.constexpr, SIDE: tl.constexpr
+        squared, pull, loss, count, sigma, factor, MEDIAN: tl.constexpr, ATTACHED: tl.constexpr, SIDE: tl.constexpr
     ):  # fmt: skip
         i, j = tl.arange(0, SIDE), tl.arange(0, SIDE)
-        pair = (i < count)[:, None] & (j < count)[None, :]
-        here = i[:, None] * count + j[None, :]
-        own, other = tl.load(gram + i * (count + 1), i < count, 0.0), tl.load(gram + j * (count + 1), j < count, 0.0)
-        both = own[:, None] + other[None, :]
-        distance = both - 2 * tl.load(gram + here, pair, 0.0)
+        pair, here = (i < count)[:, None] & (j < count)[None, :], i[:, None] * count + j[None, :]
         others = pair & (i[:, None] != j[None, :])
-        # What is left of two equal rows is rounding, not a distance.
-        apart = others & (distance > 64 * 2.220446049250313e-16 * both)
-        d = tl.where(apart, distance, 0.0).to(tl.float32)
+        d = tl.load(squared + here, others, 0.0)
+        apart = others & (d > 0)
         s = sigma
         if MEDIAN:
             s = _median(d, apart)
@@ -101,29 +127,43 @@ if triton is not None:
             same = apart & (d == s)
             share = tl.sum(e * d) / (s * s * factor) / tl.maximum(tl.sum(same.to(tl.float32)), 1.0)
             slope += tl.where(same, share, 0.0)
-        slope = slope * (4 / pairs)
-        m = tl.where(i[:, None] == j[None, :], tl.sum(slope, 1)[:, None], -slope)
-        tl.store(matrix + here, m.to(tl.float64), pair)
+        tl.store(pull + here, slope * (-4 / pairs), pair)
 
     @triton.jit
-    def _energy(gram, matrix, loss, count, eps, diagonal, shortest, SIDE: tl.constexpr):
+    def _energy(squared, scales, pull, along, loss, count, eps, diagonal, SIDE: tl.constexpr):
         i, j = tl.arange(0, SIDE), tl.arange(0, SIDE)
-        pair = (i < count)[:, None] & (j < count)[None, :]
-        here = i[:, None] * count + j[None, :]
-        own, other = tl.load(gram + i * (count + 1), i < count, 0.0), tl.load(gram + j * (count + 1), j < count, 0.0)
-        least = shortest * shortest
-        left = tl.where(own > least, 1 / tl.sqrt(tl.where(own > least, own, 1.0)), 0.0)
-        right = tl.where(other > least, 1 / tl.sqrt(tl.where(other > least, other, 1.0)), 0.0)
-        scale = left[:, None] * right[None, :]
-        cosine = tl.load(gram + here, pair, 0.0) * scale
+        pair, here = (i < count)[:, None] & (j < count)[None, :], i[:, None] * count + j[None, :]
         others = pair & (i[:, None] != j[None, :])
-        apart = tl.where(others, 1 - cosine, 1.0)
-        apart32 = tl.maximum(apart, 0.0).to(tl.float32)
-        one = 1 / (apart32 + eps)
+        left, right = tl.load(scales + i, i < count, 0.0), tl.load(scales + j, j < count, 0.0)
+        long = others & (left > 0)[:, None] & (right > 0)[None, :]
+        # Of vectors of length 1 this is 1 - cosine. One that has no direction is at a right angle to all.
+        apart = tl.where(long, tl.load(squared + here, pair, 0.0) / 2, 1.0)
+        one = 1 / (apart + eps)
         alone = tl.where(diagonal, count / eps, 0.0)
         pairs = tl.where(diagonal, count * 1.0 * count, count * (count - 1.0))
         tl.store(loss, (tl.sum(tl.where(others, one, 0.0)) + alone) / pairs)
-        slope = tl.where(others & (apart >= 0), one * one / pairs, 0.0)  # with respect to the cosine
-        turn = tl.sum(slope * cosine, 1) * left * left
-        m = tl.where(i[:, None] == j[None, :], -2 * turn[:, None], 2 * slope * scale)
-        tl.store(matrix + here, m.to(tl.float64), pair)
+        slope = tl.where(long, 2 * one * one / pairs, 0.0)  # with respect to the cosine
+        tl.store(pull + here, slope, pair)
+        tl.store(along + i, tl.sum(slope * apart, 1), i < count)
+
+    @triton.jit
+    def _back(
+        v, pull, scales, along, g, dz, count, width,
+        UNIT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEEP: tl.constexpr,
+    ):  # fmt: skip
+        """Each row along its differences to the others; of rows that were scaled, what is left beside their length."""
+        i, k = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+        here, at = (i < count)[:, None] & (k < width)[None, :], i[:, None] * width + k[None, :]
+        own = tl.load(v + at, here, 0.0)
+        total = tl.zeros((ROWS, COLUMNS, DEEP), tl.float32)
+        for start in range(0, count, DEEP):
+            j = start + tl.arange(0, DEEP)
+            there = (j < count)[None, None, :]
+            c = tl.load(pull + j[None, None, :] * count + i[:, None, None], there & (i < count)[:, None, None], 0.0)
+            other = tl.load(v + j[None, None, :] * width + k[None, :, None], there & (k < width)[None, :, None], 0.0)
+            total += c * (other - own[:, :, None])
+        moved = tl.sum(total, 2)
+        if UNIT:
+            moved += own * tl.load(along + i, i < count, 0.0)[:, None]
+            moved *= tl.load(scales + i, i < count, 0.0)[:, None]
+        tl.store(dz + at, moved * tl.load(g), here)

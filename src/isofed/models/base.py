@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from isofed.errors import UserError
 from isofed.functional import unit
-from isofed.models import fused
+from isofed.models.batch_norm import batch_norm, by_stored_statistics
 from isofed.models.tiles import in_rows
 from isofed.spec import parse_one
 
@@ -117,8 +118,8 @@ def vector_norm(text: str) -> Callable[[int], nn.Module]:
 class FusedNorm(nn.modules.batchnorm._BatchNorm):
     """Batch norm without its batch counter, which nothing reads and every step would have to raise.
 
-    Weights with or without a counter load into it. On a GPU :func:`isofed.models.fused.fuse` lets it do its training in
-    few kernels, together with the ReLU behind it.
+    Weights with or without a counter load into it. On a GPU :func:`isofed.models.fused.fuse` lets it do its work in few
+    kernels, together with the ReLU behind it.
     """
 
     def __init__(self, channels: int) -> None:
@@ -128,8 +129,11 @@ class FusedNorm(nn.modules.batchnorm._BatchNorm):
         self.ticket: Tensor | None = None  # with which it is fused
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.training and self.fuses(x):
-            return fused.batch_norm(x, self)
+        if self.fuses(x):
+            if self.training:
+                return batch_norm(x, self)
+            if not torch.is_grad_enabled():
+                return by_stored_statistics(x, self)
         y = super().forward(x)
         return y.relu() if self.relu else y
 

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from isofed.errors import UserError
-from isofed.models import fused
 from isofed.models.base import FusedNorm, Network, Output
+from isofed.models.batch_norm import batch_norm
 from isofed.models.convolution import FusedConv2d
 
 _BatchNorm = nn.modules.batchnorm._BatchNorm
@@ -158,7 +158,7 @@ class _Slim:
         count = x.shape[1]
         weight, bias = self.cut_or_none(layer.weight, count), self.cut_or_none(layer.bias, count)
         if isinstance(layer, FusedNorm) and layer.fuses(x) and weight is not None and bias is not None:
-            return fused.batch_norm(x, layer, (weight, bias))
+            return batch_norm(x, layer, (weight, bias))
         y = F.batch_norm(x, None, None, weight, bias, training=True, eps=layer.eps)
         return y.relu() if isinstance(layer, FusedNorm) and layer.relu else y
 
