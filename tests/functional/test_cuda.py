@@ -146,6 +146,12 @@ FUSED: dict[str, Loss] = {
     "deviation": lambda z: classifier_variance(z[:, :10], "std"),
     "variance, squared": lambda z: classifier_variance(z[:, :100], "var", hinge="squared"),
     "deviation, none": lambda z: classifier_variance(z[:, :10], "std", hinge="none"),
+    "weighted": lambda z: (
+        uniformity(z, weight=0.7)
+        + hyperspherical_energy(z, weight=2.5)
+        + decorrelation(z, weight=0.1)
+        + classifier_variance(z[:, :10], weight=25.0)
+    ),
 }
 
 

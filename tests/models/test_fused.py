@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from isofed.models import create, fused, thin
+from isofed.models import create, fused
 from isofed.models.base import BatchNorm1d, BatchNorm2d
 from isofed.models.convolution import FusedConv2d
 from isofed.models.dropout import Dropout, dropouts, hashed, places
@@ -168,43 +168,6 @@ def test_a_fused_convolution_agrees_with_float64(
         cudnn.allow_tf32, cudnn.deterministic = before
 
 
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize(
-    ("batch", "size", "layer"),
-    [
-        (64, (32, 32), (3, 64, 3, 1, 1)),
-        (128, (96, 96), (3, 16, 3, 1, 0)),
-        (10, (28, 28), (1, 6, 5, 1, 0)),
-        (3, (9, 13), (3, 70, 3, 2, 1)),
-    ],
-)
-def test_a_first_convolution_in_half_precision_agrees_with_float64(
-    batch: int, size: tuple[int, int], layer: tuple[int, int, int, int, int], bias: bool
-) -> None:
-    if not fused.available():
-        pytest.skip("no Triton here")
-    torch.manual_seed(7)
-    plain = nn.Conv2d(*layer, bias=bias).cuda().bfloat16()
-    plain.weight.data = plain.weight.data.to(memory_format=torch.channels_last)
-    ours = FusedConv2d.of(plain, relu=False, pool=False)
-    x = torch.randn((batch, layer[0], *size), device="cuda").to(memory_format=torch.channels_last)
-    twins = [p.detach().double().requires_grad_() for p in ours.parameters()]
-    made = nn.functional.conv2d(x.bfloat16().double(), twins[0], twins[1] if bias else None, layer[3], layer[4])
-    g = torch.randn(made.shape, device="cuda", dtype=torch.bfloat16).to(memory_format=torch.channels_last)
-    exact = [made.detach(), *torch.autograd.grad(made, twins, g.double())]
-    results = []
-    for _ in range(2):
-        with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
-            assert thin.applies(x, ours.weight)
-            found = ours(x)
-        results.append([found.detach(), *torch.autograd.grad(found, [*ours.parameters()], g)])
-    for a, b, c in zip(*results, exact, strict=True):
-        assert torch.equal(a, b) and a.shape == c.shape and a.dtype == torch.bfloat16
-        assert float((a.double() - c).norm()) <= 3e-3 * float(c.norm())  # eight bits: 2e-3 of each number, rounded once
-    with torch.no_grad(), torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
-        assert torch.equal(ours(x), results[0][0])
-
-
 def _clear(made: torch.Tensor, pool: bool) -> torch.Tensor:
     """Which outputs of a ReLU, and a maximum behind it, are what they are by more than rounding."""
     margin = 1e-5
@@ -232,7 +195,8 @@ def test_a_fused_network_has_the_parts_that_can_be_fused() -> None:
 
 @pytest.mark.parametrize("model", ["pfl-cnn", "resnet20"])
 def test_a_fused_network_is_slimmed_like_a_plain_one(model: str) -> None:
-    x = torch.rand(8, 3, 32, 32, device="cuda").contiguous(memory_format=torch.channels_last)
+    draws = torch.Generator("cuda").manual_seed(3)
+    x = torch.rand(8, 3, 32, 32, device="cuda", generator=draws).contiguous(memory_format=torch.channels_last)
     found = []
     for fuses in (False, True):
         network = create(model, classes=10).cuda().train()
@@ -240,13 +204,14 @@ def test_a_fused_network_is_slimmed_like_a_plain_one(model: str) -> None:
             drop.p = 0.0
         if fuses:
             fused.fuse(network.to(memory_format=torch.channels_last))  # type: ignore[call-overload]
-        logits = slim_forward(network, x, 0.5).logits
-        logits.square().mean().backward()
+        with torch.backends.cudnn.flags(allow_tf32=False):  # whose rounding would hide what differs
+            logits = slim_forward(network, x, 0.5).logits
+            logits.square().mean().backward()
         found.append([logits.detach(), *(p.grad for p in network.parameters()), *network.buffers()])
-    before = torch.backends.cudnn.allow_tf32
     for a, b in zip(*found, strict=True):
         assert a is not None and b is not None
-        assert float((a - b).norm()) <= (5e-2 if before else 1e-4) * max(float(a.norm()), 1e-3)
+        # A number in millions that rounding puts on the other side of a ReLU is seen in a gradient.
+        assert float((a - b).norm()) <= 2e-3 * max(float(a.norm()), 1e-3)
 
 
 def test_a_gpu_drops_the_same_entries_as_a_cpu() -> None:

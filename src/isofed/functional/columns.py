@@ -62,21 +62,24 @@ class _Unit(torch.autograd.Function):
         return dz, None, None
 
 
-def variance(logits: Tensor, plain: Plain, deviation: bool, target: float, hinge: str) -> Tensor:
-    """How much less the probabilities of each class vary over the batch than they should."""
-    return _Variance.apply(logits, plain, deviation, target, hinge)
+def variance(logits: Tensor, plain: Plain, deviation: bool, target: float, hinge: str, weight: float) -> Tensor:
+    """How much less the probabilities of each class vary over the batch than they should, times the weight."""
+    return _Variance.apply(logits, plain, deviation, target, hinge, weight)
 
 
 class _Variance(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, plain: Plain, deviation: bool, target: float, hinge: str) -> Tensor:
+    def forward(
+        ctx: Any, logits: Tensor, plain: Plain, deviation: bool, target: float, hinge: str, weight: float
+    ) -> Tensor:
         count, classes = logits.shape
         loss, gradient = logits.new_empty(()), torch.empty_like(logits, memory_format=torch.contiguous_format)
         sides = triton.next_power_of_2(count), triton.next_power_of_2(classes)
         power = {"none": 0, "linear": 1, "squared": 2}[hinge]
         warps = min(16, max(1, sides[0] * sides[1] // 1024))
         _variance[(1,)](
-            logits.contiguous(), gradient, loss, count, classes, target, deviation, power, *sides, num_warps=warps
+            logits.contiguous(), gradient, loss, count, classes, target, deviation, power, weight, *sides,
+            num_warps=warps,
         )  # fmt: skip
         ctx.save_for_backward(logits, gradient)
         ctx.plain = plain
@@ -84,24 +87,24 @@ class _Variance(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        return found_before(ctx, g), None, None, None, None
+        return found_before(ctx, g), *[None] * 5
 
 
-def decorrelation(z: Tensor, plain: Plain, paper: bool) -> Tensor:
+def decorrelation(z: Tensor, plain: Plain, paper: bool, weight: float) -> Tensor:
     """The squares of the correlations of the columns, as they are summed over samples: for more columns than those."""
-    return _Decorrelation.apply(z, plain, paper)
+    return _Decorrelation.apply(z, plain, paper, weight)
 
 
 class _Decorrelation(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, z: Tensor, plain: Plain, paper: bool) -> Tensor:
+    def forward(ctx: Any, z: Tensor, plain: Plain, paper: bool, weight: float) -> Tensor:
         count, width = z.shape
         loss, scales, own = z.new_empty(()), z.new_empty(width), z.new_empty(width)
         normal = torch.empty_like(z, memory_format=torch.contiguous_format)
         blocks, side = (triton.cdiv(width, COLUMNS),), triton.next_power_of_2(count)
         _standardise[blocks](z.contiguous(), normal, scales, own, count, width, side, COLUMNS)
         gram = normal @ normal.T
-        weight = (count * width) ** -2.0 if paper else 1 / (width * (width - 1) * count)
+        weight *= (count * width) ** -2.0 if paper else 1 / (width * (width - 1) * count)
         gate = z.new_empty(())  # 0 where rounding has made the sum negative
         warps = min(16, max(1, side * side // 1024))
         _decorrelation[(1,)](
@@ -117,14 +120,14 @@ class _Decorrelation(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         z, normal, scales, own, product, gate = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return again(ctx.plain, z, g), None, None
+            return again(ctx.plain, z, g), None, None, None
         count, width = normal.shape
         dz = torch.empty_like(normal)
         blocks, side = (triton.cdiv(width, COLUMNS),), triton.next_power_of_2(count)
         _standardise_back[blocks](
             normal, product, scales, own, gate, g, dz, count, width, ctx.paper, side, COLUMNS
         )  # fmt: skip
-        return dz, None, None
+        return dz, None, None, None
 
 
 if triton is not None:
@@ -149,7 +152,8 @@ if triton is not None:
 
     @triton.jit
     def _variance(
-        logits, gradient, loss, count, classes, target, deviation, power, COUNT: tl.constexpr, CLASSES: tl.constexpr
+        logits, gradient, loss, count, classes, target, deviation, power, weight,
+        COUNT: tl.constexpr, CLASSES: tl.constexpr,
     ):  # fmt: skip
         i, j = tl.arange(0, COUNT), tl.arange(0, CLASSES)
         real, here = (i < count)[:, None] & (j < classes)[None, :], i[:, None] * classes + j[None, :]
@@ -166,8 +170,8 @@ if triton is not None:
         lacking = tl.where(j < classes, target - spread, 0.0)
         short = (lacking >= 0) | (power == 0)
         lacking = tl.where(short, lacking, 0.0)
-        tl.store(loss, tl.sum(tl.where(power == 2, lacking * lacking, lacking), 0) / classes)
-        slope *= tl.where(short, -tl.where(power == 2, 2 * lacking, 1.0), 0.0) / classes
+        tl.store(loss, tl.sum(tl.where(power == 2, lacking * lacking, lacking), 0) * (weight / classes))
+        slope *= tl.where(short, -tl.where(power == 2, 2 * lacking, 1.0), 0.0) * (weight / classes)
         d = away * (slope * 2 / (count - 1.0))[None, :]
         tl.store(gradient + here, p * (d - tl.sum(p * d, 1)[:, None]), real)
 

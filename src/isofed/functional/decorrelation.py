@@ -13,7 +13,7 @@ from isofed.functional.precision import full_precision, nothing, one_of, rows
 
 
 @full_precision
-def decorrelation(z: Tensor, form: Literal["code", "paper"] = "code") -> Tensor:
+def decorrelation(z: Tensor, form: Literal["code", "paper"] = "code", weight: float = 1.0) -> Tensor:
     """FedDecorr's loss on the correlations of the features over a batch.
 
     FedDecorr (Shi et al. 2023), Eq. 9. Every dimension is standardised over the batch (unbiased variance plus 1e-8).
@@ -26,6 +26,7 @@ def decorrelation(z: Tensor, form: Literal["code", "paper"] = "code") -> Tensor:
     Args:
         z: features [batch, width].
         form: ``code`` or ``paper``.
+        weight: the value and its gradient times this; on a GPU without a kernel of its own.
 
     >>> z = torch.tensor([[1.0, 1.0], [-1.0, 1.0], [1.0, -1.0], [-1.0, -1.0]])
     >>> float(decorrelation(z))  # two dimensions that know nothing of each other
@@ -36,13 +37,13 @@ def decorrelation(z: Tensor, form: Literal["code", "paper"] = "code") -> Tensor:
     count, width = z.shape
     if count < 2 or (width < 2 and form == "code"):
         return nothing(z)
-    plain = partial(_decorrelation, form=form)
+    plain = partial(_decorrelation, form=form, weight=weight)
     if columns.available(z) and (count < width if form == "paper" else 2 * count <= width):
-        return columns.decorrelation(z, plain, form == "paper")
+        return columns.decorrelation(z, plain, form == "paper", weight)
     return plain(z)
 
 
-def _decorrelation(z: Tensor, form: str) -> Tensor:
+def _decorrelation(z: Tensor, form: str, weight: float) -> Tensor:
     count, width = z.shape
     centred = z - z.mean(0)
     # Twice: what rounding leaves of a large constant is one number everywhere, which would look like a signal.
@@ -51,13 +52,13 @@ def _decorrelation(z: Tensor, form: str) -> Tensor:
     if form == "paper":
         # Z'Z and ZZ' have the same norm: the smaller one is cheaper.
         product = z @ z.T if count < width else z.T @ z
-        return product.square().sum() / (count * width) ** 2
+        return product.square().sum() * (weight / (count * width) ** 2)
     if width >= 2 * count:
         # The same trick. The diagonal, taken off afterwards, is the smaller part unless most features are dead.
         off_diagonal = ((z @ z.T).square().sum() - z.square().sum(0).square().sum()).clamp(min=0)
     else:
         off_diagonal = _between(z.T @ z, 1).square().sum()
-    return off_diagonal / (width * (width - 1) * count)
+    return off_diagonal * (weight / (width * (width - 1) * count))
 
 
 @full_precision

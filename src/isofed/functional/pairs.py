@@ -19,7 +19,8 @@ from isofed.functional import columns
 from isofed.functional.kernels import Plain, again, here, tl, triton
 
 MOST = 128  # samples; more would not fit into a program
-ROWS, COLUMNS, DEEP = 16, 32, 8  # samples of a program, features of one on the way back, and what is summed at a time
+ROWS, COLUMNS, DEEP = 16, 32, 8  # on the way back: samples and features of a program, and what is summed at a time
+FEW, FAR = 4, 32  # of distances: samples of a program, and features at a time
 
 
 def available(z: Tensor) -> bool:
@@ -27,19 +28,19 @@ def available(z: Tensor) -> bool:
     return here(z) and z.dtype == torch.float32 and 2 <= len(z) <= MOST and 1 <= z.shape[1] <= columns.WIDEST
 
 
-def uniformity(z: Tensor, plain: Plain, factor: float, detach: bool, sigma: float | None) -> Tensor:
-    """The mean over pairs of exp(-||z_i - z_j||^2 / (factor * median))."""
-    return _OfPairs.apply(z, plain, "uniformity", (factor, detach, sigma))
+def uniformity(z: Tensor, plain: Plain, factor: float, detach: bool, sigma: float | None, weight: float) -> Tensor:
+    """The mean over pairs of exp(-||z_i - z_j||^2 / (factor * median)), times the weight."""
+    return _OfPairs.apply(z, plain, "uniformity", (factor, detach, sigma), weight)
 
 
-def energy(z: Tensor, plain: Plain, eps: float, diagonal: bool, shortest: float) -> Tensor:
-    """The mean over pairs of 1 / (1 - cosine + eps)."""
-    return _OfPairs.apply(z, plain, "energy", (eps, diagonal, shortest))
+def energy(z: Tensor, plain: Plain, eps: float, diagonal: bool, shortest: float, weight: float) -> Tensor:
+    """The mean over pairs of 1 / (1 - cosine + eps), times the weight."""
+    return _OfPairs.apply(z, plain, "energy", (eps, diagonal, shortest), weight)
 
 
 class _OfPairs(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, z: Tensor, plain: Plain, kind: str, options: tuple[Any, ...]) -> Tensor:
+    def forward(ctx: Any, z: Tensor, plain: Plain, kind: str, options: tuple[Any, ...], weight: float) -> Tensor:
         count, width = z.shape
         side = max(16, triton.next_power_of_2(count))
         loss, pull, squared = z.new_empty(()), z.new_empty((count, count)), z.new_empty((count, count))
@@ -47,16 +48,17 @@ class _OfPairs(torch.autograd.Function):
         if kind == "energy":
             v, scales = columns.scaled(z, options[2])
             along = z.new_empty(count)
-        _apart[(triton.cdiv(count, ROWS),)](v, squared, count, width, side, ROWS, DEEP, num_warps=max(4, side // 16))
+        _apart[(triton.cdiv(count, FEW),)](v, squared, count, width, side, FEW, FAR, num_warps=max(4, side // 16))
         warps = min(16, max(1, side * side // 512))
         if kind == "uniformity":
             factor, detach, sigma = options
             median = sigma is None
             _uniformity[(1,)](
-                squared, pull, loss, count, sigma or 0.0, factor, median, median and not detach, side, num_warps=warps
+                squared, pull, loss, count, sigma or 0.0, factor, weight, median, median and not detach, side,
+                num_warps=warps,
             )  # fmt: skip
         else:
-            _energy[(1,)](squared, scales, pull, along, loss, count, *options[:2], side, num_warps=warps)
+            _energy[(1,)](squared, scales, pull, along, loss, count, *options[:2], weight, side, num_warps=warps)
         ctx.save_for_backward(z, v, pull, scales, along)
         ctx.plain, ctx.unit = plain, kind == "energy"
         return loss
@@ -65,12 +67,12 @@ class _OfPairs(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         z, v, pull, scales, along = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return again(ctx.plain, z, g), None, None, None
+            return again(ctx.plain, z, g), None, None, None, None
         (count, width), dz = v.shape, torch.empty_like(v)
         _back[(triton.cdiv(count, ROWS), triton.cdiv(width, COLUMNS))](
             v, pull, scales, along, g, dz, count, width, ctx.unit, ROWS, COLUMNS, DEEP
         )  # fmt: skip
-        return dz, None, None, None
+        return dz, None, None, None, None
 
 
 if triton is not None:
@@ -109,7 +111,8 @@ if triton is not None:
 
     @triton.jit
     def _uniformity(
-        squared, pull, loss, count, sigma, factor, MEDIAN: tl.constexpr, ATTACHED: tl.constexpr, SIDE: tl.constexpr
+        squared, pull, loss, count, sigma, factor, weight,
+        MEDIAN: tl.constexpr, ATTACHED: tl.constexpr, SIDE: tl.constexpr,
     ):  # fmt: skip
         i, j = tl.arange(0, SIDE), tl.arange(0, SIDE)
         pair, here = (i < count)[:, None] & (j < count)[None, :], i[:, None] * count + j[None, :]
@@ -121,16 +124,16 @@ if triton is not None:
             s = _median(d, apart)
         e = tl.where(others, tl.exp(-d / (s * factor)), 0.0)
         pairs = count * (count - 1.0)
-        tl.store(loss, tl.sum(e) / pairs)
+        tl.store(loss, tl.sum(e) * (weight / pairs))
         slope = tl.where(apart, -e / (s * factor), 0.0)
         if ATTACHED:
             same = apart & (d == s)
             share = tl.sum(e * d) / (s * s * factor) / tl.maximum(tl.sum(same.to(tl.float32)), 1.0)
             slope += tl.where(same, share, 0.0)
-        tl.store(pull + here, slope * (-4 / pairs), pair)
+        tl.store(pull + here, slope * (-4 * weight / pairs), pair)
 
     @triton.jit
-    def _energy(squared, scales, pull, along, loss, count, eps, diagonal, SIDE: tl.constexpr):
+    def _energy(squared, scales, pull, along, loss, count, eps, diagonal, weight, SIDE: tl.constexpr):
         i, j = tl.arange(0, SIDE), tl.arange(0, SIDE)
         pair, here = (i < count)[:, None] & (j < count)[None, :], i[:, None] * count + j[None, :]
         others = pair & (i[:, None] != j[None, :])
@@ -141,8 +144,8 @@ if triton is not None:
         one = 1 / (apart + eps)
         alone = tl.where(diagonal, count / eps, 0.0)
         pairs = tl.where(diagonal, count * 1.0 * count, count * (count - 1.0))
-        tl.store(loss, (tl.sum(tl.where(others, one, 0.0)) + alone) / pairs)
-        slope = tl.where(long, 2 * one * one / pairs, 0.0)  # with respect to the cosine
+        tl.store(loss, (tl.sum(tl.where(others, one, 0.0)) + alone) * (weight / pairs))
+        slope = tl.where(long, one * one * (2 * weight / pairs), 0.0)  # with respect to the cosine
         tl.store(pull + here, slope, pair)
         tl.store(along + i, tl.sum(slope * apart, 1), i < count)
 

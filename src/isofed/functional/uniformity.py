@@ -15,7 +15,11 @@ from isofed.functional.sphere import SHORTEST, unit
 
 @full_precision
 def uniformity(
-    z: Tensor, form: Literal["code", "paper"] = "code", detach: bool = False, sigma: float | None = None
+    z: Tensor,
+    form: Literal["code", "paper"] = "code",
+    detach: bool = False,
+    sigma: float | None = None,
+    weight: float = 1.0,
 ) -> Tensor:
     """FedUV's L_U: the mean over pairs i < j of exp(-||z_i - z_j||^2 / s), on the features as they are.
 
@@ -29,6 +33,7 @@ def uniformity(
         form: ``code`` or ``paper``, see above.
         detach: treat the median as a constant.
         sigma: a fixed number in place of the median.
+        weight: the value and its gradient times this; on a GPU without a kernel of its own.
 
     >>> round(float(uniformity(torch.eye(4))), 6)  # all distances equal: exp(-1)
     0.367879
@@ -39,19 +44,19 @@ def uniformity(
         raise ValueError(f"sigma must be above 0, not {sigma}")
     if len(z) < 2:
         return nothing(z)
-    plain = partial(_uniformity, form=form, detach=detach, sigma=sigma)
+    plain = partial(_uniformity, form=form, detach=detach, sigma=sigma, weight=weight)
     if pairs.available(z):
-        return pairs.uniformity(z, plain, 1.0 if form == "code" else 2.0, detach, sigma)
+        return pairs.uniformity(z, plain, 1.0 if form == "code" else 2.0, detach, sigma, weight)
     return plain(z)
 
 
-def _uniformity(z: Tensor, form: str, detach: bool, sigma: float | None) -> Tensor:
+def _uniformity(z: Tensor, form: str, detach: bool, sigma: float | None, weight: float) -> Tensor:
     count = len(z)
     others = ~torch.eye(count, dtype=torch.bool, device=z.device)
     squared, apart = _distances(z, others)
     scale = _median(squared, apart, detach) if sigma is None else sigma
     closeness = torch.where(others, torch.exp(-squared / (scale if form == "code" else 2 * scale)), 0)
-    return closeness.sum() / (count * (count - 1))
+    return closeness.sum() * (weight / (count * (count - 1)))
 
 
 def _distances(z: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
@@ -83,7 +88,7 @@ def _median(values: Tensor, chosen: Tensor, detach: bool) -> Tensor:
 
 
 @full_precision
-def hyperspherical_energy(z: Tensor, eps: float = 1e-2, diagonal: bool = False) -> Tensor:
+def hyperspherical_energy(z: Tensor, eps: float = 1e-2, diagonal: bool = False, weight: float = 1.0) -> Tensor:
     """UniVarFL's L_HE: the mean over pairs of 1 / (1 - z_i . z_j + eps), on features scaled to length 1.
 
     UniVarFL (Gupta et al. 2025), Eq. 2. By default over pairs i != j. With ``diagonal`` the pairs i = j are in, as the
@@ -93,6 +98,7 @@ def hyperspherical_energy(z: Tensor, eps: float = 1e-2, diagonal: bool = False) 
         z: features [batch, width]; they are normalised here.
         eps: keeps the energy of two equal features finite.
         diagonal: count each feature with itself.
+        weight: the value and its gradient times this; on a GPU without a kernel of its own.
 
     >>> round(float(hyperspherical_energy(torch.eye(3), eps=0.25)), 6)  # orthogonal features: 1 / (1 + eps)
     0.8
@@ -102,14 +108,14 @@ def hyperspherical_energy(z: Tensor, eps: float = 1e-2, diagonal: bool = False) 
         raise ValueError(f"eps must be above 0, not {eps}")
     if len(z) < 2 and not diagonal:
         return nothing(z)
-    plain = partial(_energy, eps=eps, diagonal=diagonal)
-    return pairs.energy(z, plain, eps, diagonal, SHORTEST) if pairs.available(z) else plain(z)
+    plain = partial(_energy, eps=eps, diagonal=diagonal, weight=weight)
+    return pairs.energy(z, plain, eps, diagonal, SHORTEST, weight) if pairs.available(z) else plain(z)
 
 
-def _energy(z: Tensor, eps: float, diagonal: bool) -> Tensor:
+def _energy(z: Tensor, eps: float, diagonal: bool, weight: float) -> Tensor:
     count = len(z)
     wide = unit(z.double())  # cosines near 1 are subtracted from 1
     others = ~torch.eye(count, dtype=torch.bool, device=z.device)
     apart = torch.where(others, (1 - wide @ wide.T).clamp(min=0), 1).to(z.dtype)
     energies = torch.where(others, 1 / (apart + eps), 1 / eps if diagonal else 0)
-    return energies.sum() / (count * count if diagonal else count * (count - 1))
+    return energies.sum() * (weight / (count * count if diagonal else count * (count - 1)))

@@ -18,6 +18,7 @@ def classifier_variance(
     statistic: Literal["std", "var"] = "std",
     target: float | None = None,
     hinge: Literal["linear", "squared", "none"] = "linear",
+    weight: float = 1.0,
 ) -> Tensor:
     """L_V: how much the predicted probabilities of each class vary less over a batch than those of IID labels would.
 
@@ -31,6 +32,7 @@ def classifier_variance(
         statistic: ``std`` or ``var``.
         target: another c.
         hinge: ``linear`` as above; ``squared`` squares it; ``none`` has no maximum: c - s_j.
+        weight: the value and its gradient times this; on a GPU without a kernel of its own.
 
     >>> round(float(classifier_variance(torch.zeros(8, 4))), 6)  # no spread at all: c itself
     0.5
@@ -43,19 +45,18 @@ def classifier_variance(
     classes = logits.shape[1]
     if target is None:
         target = classes**-0.5 if statistic == "std" else 1 / classes
-    plain = partial(_lacking, statistic=statistic, target=target, hinge=hinge)
+    plain = partial(_lacking, statistic=statistic, target=target, hinge=hinge, weight=weight)
     if columns.available(logits) and classes <= columns.MOST:
-        return columns.variance(logits, plain, statistic == "std", target, hinge)
+        return columns.variance(logits, plain, statistic == "std", target, hinge, weight)
     return plain(logits)
 
 
-def _lacking(logits: Tensor, statistic: str, target: float, hinge: str) -> Tensor:
+def _lacking(logits: Tensor, statistic: str, target: float, hinge: str, weight: float) -> Tensor:
     spread = logits.softmax(1).var(0, correction=1)
     lacking = target - (_root(spread) if statistic == "std" else spread)
-    if hinge == "none":
-        return lacking.mean()
-    lacking = lacking.clamp(min=0)
-    return (lacking.square() if hinge == "squared" else lacking).mean()
+    if hinge != "none":
+        lacking = lacking.clamp(min=0)
+    return (lacking.square() if hinge == "squared" else lacking).sum() * (weight / len(lacking))
 
 
 def _root(x: Tensor) -> Tensor:

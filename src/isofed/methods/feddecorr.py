@@ -30,4 +30,4 @@ class FedDecorr(Method):
     paper: ClassVar[str] = "Shi et al. 2023, Towards understanding and mitigating dimensional collapse"
 
     def loss(self, step: Step) -> Tensor | None:
-        return self.beta * decorrelation(step.features, self.form) if self.beta else None
+        return decorrelation(step.features, self.form, weight=self.beta) if self.beta else None

@@ -43,7 +43,7 @@ class FedUV(Method):
         lam = step.run.classes / 4 if self.lam is None else self.lam
         terms = []
         if self.mu:
-            terms.append(self.mu * uniformity(step.features, self.form, self.detach))
+            terms.append(uniformity(step.features, self.form, self.detach, weight=self.mu))
         if lam:
-            terms.append(lam * classifier_variance(step.logits, "std", self.c, self.hinge))
+            terms.append(classifier_variance(step.logits, "std", self.c, self.hinge, weight=lam))
         return sum(terms[1:], terms[0]) if terms else None

@@ -42,7 +42,7 @@ class UniVarFL(Method):
         lam = step.run.classes / 4 if self.lam is None else self.lam
         terms = []
         if self.mu:
-            terms.append(self.mu * hyperspherical_energy(step.features, self.eps, self.diagonal))
+            terms.append(hyperspherical_energy(step.features, self.eps, self.diagonal, weight=self.mu))
         if lam:
-            terms.append(lam * classifier_variance(step.logits, "var", hinge=self.hinge))
+            terms.append(classifier_variance(step.logits, "var", hinge=self.hinge, weight=lam))
         return sum(terms[1:], terms[0]) if terms else None

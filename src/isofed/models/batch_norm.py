@@ -1,9 +1,8 @@
 """Batch norm on a GPU in few kernels, together with the ReLU behind it.
 
-PyTorch needs seven kernels for a batch norm in training and two for a ReLU. Here it is one forward and one back where
-a batch has few rows, so that a program can hold some channels of all of them, and two otherwise: the sums, and what is
-made with them. Sums are made in a fixed order, so the same input gives the same bits. Pictures lie channels-last: rows
-of channels.
+PyTorch needs seven kernels for a batch norm in training and two for a ReLU. Here it is two forward and two back: the
+sums, and what is made with them. Sums are made in a fixed order, so the same input gives the same bits. Pictures lie
+channels-last: rows of channels.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from isofed.functional.kernels import tl, triton
-from isofed.models.tiles import PARTS, Columns, Cut, rows_of
+from isofed.models.tiles import PARTS, Cut, rows_of
 
 if TYPE_CHECKING:
     from isofed.models.base import FusedNorm
@@ -50,18 +49,11 @@ class _BatchNorm(torch.autograd.Function):
     ) -> Tensor:  # fmt: skip
         kept, y = torch.empty((2, x.shape[1]), device=x.device), torch.empty_like(x)
         ctx.save_for_backward(x, weight, bias, kept, ticket)
-        ctx.relu = relu
-        if columns := Columns.of(x):
-            _at_once[columns.programs](
-                x, y, weight, bias, kept[0], kept[1], mean, var, columns.rows, columns.channels, eps, momentum,
-                columns.tall, columns.wide, relu, update, num_warps=columns.warps,
-            )  # fmt: skip
-            return y
-        cut = Cut.of(x)
+        ctx.relu, cut = relu, Cut.of(x)
         sums = torch.empty((cut.parts, 2, cut.channels), device=x.device)
         _statistics[(cut.parts, cut.blocks)](
             x, sums, ticket[0], kept[0], kept[1], mean, var, cut.rows, cut.channels, cut.per, cut.parts, eps, momentum,
-            cut.deep, cut.wide, PARTS, update, num_warps=cut.warps,
+            cut.tall, cut.wide, PARTS, update,
         )  # fmt: skip
         _normalise[cut.tiles](
             x, y, weight, bias, kept[0], kept[1], cut.rows, cut.channels, eps, cut.tall, cut.wide, relu, False
@@ -73,75 +65,20 @@ class _BatchNorm(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bias, kept, ticket = ctx.saved_tensors
         g, found, dx = rows_of(g), torch.empty((2, x.shape[1]), device=x.device), torch.empty_like(x)
-        gradients = (dx, found[0], found[1], *[None] * 7)
-        if columns := Columns.of(x):
-            _back_at_once[columns.programs](
-                x, g, dx, weight, bias, kept[0], kept[1], found[0], found[1], columns.rows, columns.channels,
-                columns.tall, columns.wide, ctx.relu, num_warps=columns.warps,
-            )  # fmt: skip
-            return gradients
         cut = Cut.of(x)
         sums = torch.empty((cut.parts, 2, cut.channels), device=x.device)
         _gradient_sums[(cut.parts, cut.blocks)](
             x, g, sums, ticket[1], weight, bias, kept[0], kept[1], found[0], found[1],
-            cut.rows, cut.channels, cut.per, cut.parts, cut.deep, cut.wide, PARTS, ctx.relu, num_warps=cut.warps,
+            cut.rows, cut.channels, cut.per, cut.parts, cut.tall, cut.wide, PARTS, ctx.relu,
         )  # fmt: skip
         _gradient[cut.tiles](
             x, g, dx, weight, bias, kept[0], kept[1], found[0], found[1],
             cut.rows, cut.channels, cut.tall, cut.wide, ctx.relu,
         )  # fmt: skip
-        return gradients
+        return dx, found[0], found[1], *[None] * 7
 
 
 if triton is not None:
-
-    @triton.jit
-    def _at_once(
-        x, y, weight, bias, means, scales, running_mean, running_var, rows, channels, eps, momentum,
-        ROWS: tl.constexpr, CHANNELS: tl.constexpr, RELU: tl.constexpr, UPDATE: tl.constexpr,
-    ):  # fmt: skip
-        """Some channels of all rows, and all that is to be done with them."""
-        r, c = tl.arange(0, ROWS), tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
-        here = c < channels
-        inside, place = (r < rows)[:, None] & here[None, :], r[:, None] * channels + c[None, :]
-        v = tl.load(x + place, inside, 0.0).to(tl.float32)
-        mean = tl.sum(v, 0) / rows
-        mean += tl.sum(tl.where(inside, v - mean[None, :], 0.0), 0) / rows  # what rounding has left
-        away = tl.where(inside, v - mean[None, :], 0.0)
-        var = tl.sum(away * away, 0) / rows
-        scale = 1.0 / tl.sqrt_rn(var + eps)
-        tl.store(means + c, mean, here)
-        tl.store(scales + c, scale, here)
-        if UPDATE:
-            old_mean, old_var = tl.load(running_mean + c, here, 0.0), tl.load(running_var + c, here, 0.0)
-            tl.store(running_mean + c, (1 - momentum) * old_mean + momentum * mean, here)
-            tl.store(running_var + c, (1 - momentum) * old_var + momentum * var * (rows / (rows - 1.0)), here)
-        w, b = tl.load(weight + c, here, 0.0), tl.load(bias + c, here, 0.0)
-        v = (v - mean[None, :]) * scale[None, :] * w[None, :] + b[None, :]
-        if RELU:
-            v = tl.where(v < 0, 0.0, v)  # which hands a NaN on
-        tl.store(y + place, v.to(y.dtype.element_ty), inside)
-
-    @triton.jit
-    def _back_at_once(
-        x, g, dx, weight, bias, means, scales, dweight, dbias, rows, channels,
-        ROWS: tl.constexpr, CHANNELS: tl.constexpr, RELU: tl.constexpr,
-    ):  # fmt: skip
-        """All gradients of some channels."""
-        r, c = tl.arange(0, ROWS), tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
-        here = c < channels
-        inside, place = (r < rows)[:, None] & here[None, :], r[:, None] * channels + c[None, :]
-        mean, scale = tl.load(means + c, here, 0.0), tl.load(scales + c, here, 0.0)
-        w, b = tl.load(weight + c, here, 0.0), tl.load(bias + c, here, 0.0)
-        n = (tl.load(x + place, inside, 0.0).to(tl.float32) - mean[None, :]) * scale[None, :]
-        d = tl.load(g + place, inside, 0.0).to(tl.float32)
-        if RELU:
-            d = tl.where(n * w[None, :] + b[None, :] > 0, d, 0.0)
-        one, two = tl.sum(d, 0), tl.sum(d * n, 0)  # past the end d is 0
-        tl.store(dbias + c, one, here)
-        tl.store(dweight + c, two, here)
-        v = (d - (one / rows)[None, :] - n * (two / rows)[None, :]) * (scale * w)[None, :]
-        tl.store(dx + place, v.to(dx.dtype.element_ty), inside)
 
     @triton.jit
     def _statistics(

@@ -11,9 +11,7 @@ from isofed.functional.kernels import triton
 
 PARTS = 128  # pieces, at most, into which the rows of a sum are cut
 TILE = 2048  # numbers that a program looks at together,
-MOST = 16384  # and that one which sums does, at most: the more are on their way at a time, the less it waits for them
 WIDE = 64  # of at most so many channels
-FEW = 2048  # rows, at most, that a program holds all at once
 
 
 @dataclass(frozen=True)
@@ -22,9 +20,8 @@ class Cut:
 
     rows: int
     channels: int
-    tall: int  # rows of a tile,
-    deep: int  # and of one that is summed
-    wide: int  # channels of both
+    tall: int  # rows of a tile
+    wide: int  # channels of a tile
     per: int  # rows of a part
     parts: int
 
@@ -32,51 +29,17 @@ class Cut:
     def of(cls, x: Tensor) -> Cut:
         channels = x.shape[1]
         rows, wide = x.numel() // channels, min(WIDE, triton.next_power_of_2(channels))
-        tall = deep = TILE // wide
-        while 2 * deep * PARTS <= rows and 2 * deep * wide <= MOST:
-            deep *= 2
-        per = triton.cdiv(triton.cdiv(rows, PARTS), deep) * deep
-        return cls(rows, channels, tall, deep, wide, per, triton.cdiv(rows, per))
+        tall = TILE // wide
+        per = triton.cdiv(triton.cdiv(rows, PARTS), tall) * tall
+        return cls(rows, channels, tall, wide, per, triton.cdiv(rows, per))
 
     @property
     def blocks(self) -> int:
         return int(triton.cdiv(self.channels, self.wide))
 
     @property
-    def warps(self) -> int:
-        """Of a program that sums."""
-        return min(16, self.deep * self.wide // 512)
-
-    @property
     def tiles(self) -> tuple[int, int]:
         return int(triton.cdiv(self.rows, self.tall)), self.blocks
-
-
-@dataclass(frozen=True)
-class Columns:
-    """All rows of some channels: what a program can hold at once where rows are few."""
-
-    rows: int
-    channels: int
-    tall: int  # rows, and some more that are not there
-    wide: int  # channels of a program
-
-    @classmethod
-    def of(cls, x: Tensor) -> Columns | None:
-        channels = x.shape[1]
-        rows = x.numel() // channels
-        if rows > FEW:
-            return None
-        tall = triton.next_power_of_2(rows)
-        return cls(rows, channels, tall, min(8 if tall > 512 else 16, triton.next_power_of_2(channels)))
-
-    @property
-    def programs(self) -> tuple[int]:
-        return (int(triton.cdiv(self.channels, self.wide)),)
-
-    @property
-    def warps(self) -> int:
-        return max(1, min(16, self.tall * self.wide // 512))
 
 
 def tickets(channels: int, device: torch.device) -> Tensor:
