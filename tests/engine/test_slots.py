@@ -257,8 +257,15 @@ def test_slots_are_made_only_while_they_pay(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(Slots, "_speed", lambda self: rates[len(self.slots)])
     executor = Slots(of, CPU)
     list(executor.train([Job(1, c, 0.05, 0.1) for c in range(40)], *start(of)))
-    assert len(executor.slots) == 8  # twice as many were no faster, which shows when they are there
-    monkeypatch.setattr(Slots, "_speed", lambda self: 1e9)  # the whole run is over in no time
+    assert len(executor.slots) == 8  # twice as many were hardly faster, which shows when they are there
+    rates |= {8: 190.0}
+    executor = Slots(of, CPU)
+    list(executor.train([Job(1, c, 0.05, 0.1) for c in range(40)], *start(of)))
+    assert len(executor.slots) == 4  # and slower: those above half of them are given up again
+    ten = Slots(world(None, clients=10, rounds=10_000, partition="iid"), CPU)
+    list(ten.train([Job(1, c, 0.05, 0.1) for c in range(10)], *start(ten.world)))
+    assert len(ten.slots) == 5  # who share ten visits evenly: with four or eight, some would have nothing to do
+    monkeypatch.setattr(Slots, "_speed", lambda self: 1e9 * len(self.slots))  # the whole run is over in no time
     few = Slots(world(None, clients=40, rounds=1, partition="iid"), CPU)
     list(few.train([Job(1, c, 0.05, 0.1) for c in range(40)], *start(few.world)))
     assert len(few.slots) == 2  # a short run does not wait for more
@@ -279,6 +286,34 @@ def test_the_first_slot_may_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Slots, "_speed", lambda self: steps / 10 * len(self.slots) ** 0.1)
     list(executor.train([Job(1, c, 0.05, 0.1) for c in range(40)], *start(of)))
     assert len(executor.slots) > 8
+
+
+@dataclass(frozen=True)
+class FailsAtTheEnd(Method):
+    def end(self, visit: Visit) -> None:
+        if visit.client == 3:
+            raise ValueError("no end")
+
+
+def test_how_fast_slots_are_is_measured_with_whole_visits_where_these_are_short() -> None:
+    of = world(None, rounds=10_000)
+    executor = Slots(of, CPU)
+    found = two_rounds(executor, of)
+    assert executor._visit is not None
+    assert_same(found, two_rounds(Serial(of, CPU), of))
+    long = world(None, rounds=10_000, local_epochs=40)
+    executor = Slots(long, CPU)
+    two_rounds(executor, long)
+    assert executor._visit is None  # steps were measured
+
+
+def test_a_visit_that_fails_in_the_measurement_is_an_event_in_its_turn() -> None:
+    of = world(None, rounds=10_000, method=[FailsAtTheEnd()])
+    executor = Slots(of, CPU)
+    executor._probes = [3]
+    found = two_rounds(executor, of)
+    assert [key for key, outcome in found.items() if outcome.problem] == [(1, 3), (2, 3)]
+    assert executor._visit is None and all(slot.job is None for slot in executor.slots)
 
 
 def test_leaving_early_frees_the_slots() -> None:

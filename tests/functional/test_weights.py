@@ -6,9 +6,9 @@ from functools import partial
 
 import pytest
 import torch
-from tests.functional.tools import Loss, features
 
 from isofed import functional as F
+from tests.functional.tools import Loss, features
 
 LOSSES: dict[str, Loss] = {
     "uniformity": F.uniformity,

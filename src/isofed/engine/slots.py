@@ -39,6 +39,7 @@ RECURS = 40  # steps of a size that a slot makes in a run from which on a graph 
 ROOM = 0.9  # of the free memory that slots may fill
 PAUSE = 2e-5  # seconds, when all streams are full
 PROBES = 16  # clients that are tried until one has a step to measure
+SHORT = 32  # steps of the longest visit up to which whole visits are measured: the host's work for one counts then
 
 _NO_MEMORY = (
     "the GPU has not enough free memory to train a single client; "
@@ -62,6 +63,7 @@ class Slots:
         self.slots: list[Slot] = []
         self._ready = False
         self._size = 0  # of the steps to measure with
+        self._visit: tuple[Job, Tensor, Tensors] | None = None  # a whole one to measure with, if it is short
         self._starved: Job | None = None  # whose visit ran out of memory in the only slot
 
     @property
@@ -225,12 +227,23 @@ class Slots:
                 more = len(self.slots)
                 # What the first one takes says nothing: in a fresh process libraries load and kernels are compiled.
                 pays = more == 1 or more * cost <= SHARE * steps / faster
+                if faster < GAIN * speed:
+                    self._share_evenly(visits, more=faster > speed)
                 if faster < GAIN * speed or not pays:
                     break
                 if ROOM * free_memory(self.device) < more * size:
                     break
                 speed = faster
             began = time.perf_counter()
+
+    def _share_evenly(self, visits: int, more: bool) -> None:
+        """Keep as many slots as share a round most evenly: half of those there are would be as fast, all at work."""
+        most = len(self.slots)
+        keep = min(range((most + 1) // 2, most + 1), key=lambda n: (-(-visits // n) * n, -n if more else n))
+        for slot in self.slots[keep:]:
+            slot.release()
+        del self.slots[keep:]
+        give_back_memory(self.device)
 
     def _add(self, job: Job, weights: Tensor, sent: Tensors, most: int) -> bool:
         """Make a slot and capture its step; whether another one may be tried."""
@@ -266,14 +279,16 @@ class Slots:
     def _try(self, slot: Slot, job: Job, weights: Tensor, sent: Tensors) -> bool:
         """Begin a visit that has steps to try; the first client with whom that works is taken for the other slots."""
         while self._probes:
+            probe = replace(job, client=self._probes[0])
             try:
-                sizes = slot.begin(replace(job, client=self._probes[0]), weights, sent, None).sizes
+                sizes = slot.begin(probe, weights, sent, None).sizes
             except Exception as error:
                 if starved(error) or isinstance(error, Uncapturable):
                     raise
                 sizes = ()  # it will fail again in its own visit, and be an event there
             if sizes:
                 self._size = max(sizes)
+                self._visit = (probe, weights, sent) if len(sizes) <= SHORT else None
                 return True
             slot.leave()
             self._probes.pop(0)
@@ -281,6 +296,13 @@ class Slots:
 
     def _speed(self) -> float:
         """Steps a second of all slots together, from a short measurement."""
+        if self._visit is not None:
+            try:
+                return self._speed_of_visits(*self._visit)
+            except Exception:  # it will fail again in its own visit, and be an event there
+                self._visit = None
+                for slot in self.slots:
+                    slot.leave()
         rate = 0.0
         for steps in (2, 24):
             synchronize(self.device)
@@ -290,6 +312,21 @@ class Slots:
                     slot.again(self._size)
             synchronize(self.device)
             rate = steps * len(self.slots) / (time.perf_counter() - began)
+        return rate
+
+    def _speed_of_visits(self, probe: Job, weights: Tensor, sent: Tensors) -> float:
+        rate = 0.0
+        for times in (3, 4, 4):  # arrival and departure are done, then captured, then replayed
+            synchronize(self.device)
+            began, steps = time.perf_counter(), 0
+            for _ in range(times):
+                for slot in self.slots:
+                    steps += slot.begin(probe, weights, sent, None).steps
+                    while not slot.advance():
+                        pass
+                    slot.finish()
+            synchronize(self.device)
+            rate = max(rate, steps / (time.perf_counter() - began))
         return rate
 
     def _recurring(self, slots: int) -> frozenset[int]:
