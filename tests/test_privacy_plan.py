@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 
 import pytest
+from rich.console import Console
 
 from isofed.errors import UserError
-from isofed.privacy_plan import Plan
+from isofed.privacy_plan import Plan, privacy
 from tests.cli_tools import complaint, isofed, succeeds
 
 pytest.importorskip("dp_accounting", reason="the accountant is an extra")
@@ -75,3 +76,12 @@ def test_the_command() -> None:
 )
 def test_mistakes(words: list[str], said: str) -> None:
     assert said in complaint(isofed("privacy", *words), 2)
+
+
+def test_the_command_needs_an_accountant_that_is_no_older_than_it_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("dp_accounting.get_epsilon_gaussian")
+    with pytest.raises(UserError, match="^isofed privacy needs dp-accounting"):
+        privacy(Console(), ["clients=100", "rounds=10"])
+    monkeypatch.setattr("isofed.privacy.find_spec", lambda name: None)
+    with pytest.raises(UserError, match="^isofed privacy needs an accountant"):
+        privacy(Console(), ["clients=100", "rounds=10"])

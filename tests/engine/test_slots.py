@@ -5,7 +5,9 @@ On a processor a lane does everything at once, and a recording is the work itsel
 
 from __future__ import annotations
 
+import gc
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -18,6 +20,7 @@ from torch import nn
 from isofed import Method
 from isofed.config import settings
 from isofed.engine import slot as module
+from isofed.engine import slots as executors
 from isofed.engine.lane import OutOfMemory
 from isofed.engine.replica import Job, Outcome, Replica, one_thread
 from isofed.engine.serial import Executor, Serial
@@ -288,32 +291,74 @@ def test_the_first_slot_may_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(executor.slots) > 8
 
 
+def test_slots_that_are_given_up_give_all_their_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    of = world(4)
+    executor = Slots(of, CPU)
+    list(executor.train([Job(1, c, 0.05, 0.1) for c in range(6)], *start(of)))
+    replicas = [weakref.ref(slot.replica) for slot in executor.slots]
+    left: list[int] = []
+
+    def give_back(device: torch.device) -> None:
+        gc.collect()
+        left.append(sum(replica() is not None for replica in replicas))
+
+    monkeypatch.setattr(executors, "give_back_memory", give_back)
+    executor._share_evenly(2, more=False)
+    assert len(executor.slots) == 2 and left == [2]
+
+
 @dataclass(frozen=True)
-class FailsAtTheEnd(Method):
+class CountsItsVisits(Method):
+    ends: ClassVar[list[int]] = []
+
     def end(self, visit: Visit) -> None:
-        if visit.client == 3:
-            raise ValueError("no end")
+        self.ends.append(visit.client)
+
+
+def watched(executor: Slots) -> list[Any]:
+    """What was measured with whole visits."""
+    found, measure = [], executor._speed_of_visits
+
+    def spy(*given: Any) -> float:
+        found.append(given)
+        return measure(*given)
+
+    vars(executor)["_speed_of_visits"] = spy
+    return found
 
 
 def test_how_fast_slots_are_is_measured_with_whole_visits_where_these_are_short() -> None:
     of = world(None, rounds=10_000)
     executor = Slots(of, CPU)
+    measured = watched(executor)
     found = two_rounds(executor, of)
-    assert executor._visit is not None
+    assert measured and executor._visit is None  # which would keep the first round's weights
     assert_same(found, two_rounds(Serial(of, CPU), of))
     long = world(None, rounds=10_000, local_epochs=40)
     executor = Slots(long, CPU)
+    measured = watched(executor)
     two_rounds(executor, long)
-    assert executor._visit is None  # steps were measured
+    assert not measured  # steps were
 
 
-def test_a_visit_that_fails_in_the_measurement_is_an_event_in_its_turn() -> None:
-    of = world(None, rounds=10_000, method=[FailsAtTheEnd()])
+def test_a_method_of_ones_own_sees_no_visits_but_its_own() -> None:
+    of = world(None, rounds=10_000, method=[CountsItsVisits()])
     executor = Slots(of, CPU)
-    executor._probes = [3]
-    found = two_rounds(executor, of)
-    assert [key for key, outcome in found.items() if outcome.problem] == [(1, 3), (2, 3)]
-    assert executor._visit is None and all(slot.job is None for slot in executor.slots)
+    measured = watched(executor)
+    two_rounds(executor, of)
+    assert not measured and sorted(CountsItsVisits.ends) == sorted([*range(6)] * 2)
+
+
+def test_a_measurement_that_fails_is_no_failure() -> None:
+    of = world(None, rounds=10_000)
+    executor = Slots(of, CPU)
+
+    def fails(*given: Any) -> float:
+        executor.slots[0].begin(*given, None)
+        raise ValueError("no")
+
+    vars(executor)["_speed_of_visits"] = fails
+    assert_same(two_rounds(executor, of), two_rounds(Serial(of, CPU), of))
 
 
 def test_leaving_early_frees_the_slots() -> None:

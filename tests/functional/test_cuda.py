@@ -169,3 +169,12 @@ def test_a_loss_in_few_kernels_agrees_with_float64(name: str, count: int) -> Non
     (theirs,) = torch.autograd.grad(3 * wanted, exact)
     # Two standardised samples are the same two numbers whatever they were: what is left of their gradient is rounding.
     assert float((ours.detach().cpu().double() - theirs).norm()) <= 2e-5 * max(float(theirs.norm()), 2e-2)
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_a_loss_in_few_kernels_may_be_changed_in_place(name: str) -> None:
+    z = torch.randn((10, 256), generator=torch.Generator().manual_seed(1)).cuda().requires_grad_()
+    plain, changed = FUSED[name](z), FUSED[name](z)
+    changed *= 3
+    changed += 1
+    assert torch.equal(*(torch.autograd.grad(value, z)[0] for value in (changed, 3 * plain + 1)))

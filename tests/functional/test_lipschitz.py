@@ -240,7 +240,10 @@ def test_the_norm_of_a_stage_needs_no_matrix(before: tuple[int, ...], after: tup
     assert_smooth(partial(stage_norm, iterations=iterations), a, b)
 
 
-@pytest.mark.parametrize(("before", "after"), [((12, 8), (3, 4)), ((7, 5), (3, 5)), ((3, 4), (6, 8)), ((4, 4), (4, 4))])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [((12, 8), (3, 4)), ((7, 5), (3, 5)), ((6, 7), (3, 3)), ((8, 2), (4, 4)), ((3, 4), (6, 8)), ((4, 4), (4, 4))],
+)
 def test_a_map_averaged_down_once_serves_several_norms(before: tuple[int, int], after: tuple[int, int]) -> None:
     a, b = maps((2, 6, *before)), maps((2, 3, *after), 1)
     seen = averaged_down(a, b)
@@ -248,6 +251,13 @@ def test_a_map_averaged_down_once_serves_several_norms(before: tuple[int, int], 
     for channels in (6, 2):
         wanted = iterated(transmitted(*arrays(a[:, :channels], b)), 10)
         np.testing.assert_allclose(stage_norm(seen[:, :channels], b), wanted, rtol=1e-10)
+
+
+def test_a_map_in_half_precision_is_averaged_in_float32() -> None:
+    a = (maps((2, 6, 8, 8)).float() + 3).bfloat16()
+    seen = averaged_down(a, maps((2, 3, 2, 2)).bfloat16())
+    assert seen.dtype == torch.float32
+    np.testing.assert_allclose(seen, a.double().unflatten(3, (2, 4)).unflatten(2, (2, 4)).mean((3, 5)), rtol=1e-6)
 
 
 def test_the_norm_of_a_stage_in_the_hard_cases() -> None:

@@ -23,11 +23,12 @@ LOSSES: dict[str, Loss] = {
 }
 
 
+@pytest.mark.parametrize("weight", [2.5, 0, -1])
 @pytest.mark.parametrize("shape", [(6, 4), (4, 9), (1, 5)])
 @pytest.mark.parametrize("name", LOSSES)
-def test_a_weight_multiplies_the_value_and_the_gradient(name: str, shape: tuple[int, int]) -> None:
+def test_a_weight_multiplies_the_value_and_the_gradient(name: str, shape: tuple[int, int], weight: float) -> None:
     loss, z = LOSSES[name], features(*shape).requires_grad_()
-    plain, weighted = loss(z), loss(z, weight=2.5)
-    torch.testing.assert_close(weighted, 2.5 * plain, rtol=1e-14, atol=0)
-    found, wanted = (torch.autograd.grad(value, z)[0] for value in (weighted, 2.5 * plain))
+    plain, weighted = loss(z), loss(z, weight=weight)
+    torch.testing.assert_close(weighted, weight * plain, rtol=1e-14, atol=0)
+    found, wanted = (torch.autograd.grad(value, z)[0] for value in (weighted, weight * plain))
     torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-15)

@@ -99,6 +99,15 @@ def test_fused_batch_norm_by_stored_statistics_agrees_with_float64(shape: tuple[
     torch.testing.assert_close(with_gradient, found, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("model", ["pfl-cnn", "resnet20"])
+def test_a_fused_network_judges_a_batch_without_pictures(model: str) -> None:
+    network = create(model, classes=10).cuda().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    fused.fuse(network)
+    nothing = torch.empty(0, 3, 32, 32, device="cuda").to(memory_format=torch.channels_last)
+    with torch.no_grad():
+        assert network.eval()(nothing).logits.shape == (0, 10)
+
+
 @pytest.mark.parametrize("shape", [(64, 64, 14, 14), (64, 128), (3, 5, 2, 7)])
 def test_fused_dropout_drops_the_same_entries(shape: tuple[int, ...]) -> None:
     if not fused.available():

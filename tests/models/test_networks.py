@@ -20,6 +20,7 @@ from isofed.models.dropout import Dropout, hashed, places
 from isofed.models.residual import residual_blocks
 from isofed.models.senet import Excite
 from isofed.models.slim import slim_forward
+from isofed.models.tiles import in_rows
 from tests.cli_tools import succeeds
 
 # Network, classes, picture side, trainable parameters, multiply-accumulates in millions (where stated).
@@ -250,3 +251,11 @@ def test_the_list_of_networks() -> None:
     row = next(line for line in out.splitlines() if line.startswith("resnet20 "))
     assert row.split()[1:4] == ["269,722", "40.55", "64"]
     assert "58.65" in succeeds("models", "size=96", "classes=10")
+
+
+def test_only_batches_with_rows_of_channels_are_for_kernels() -> None:
+    pictures = torch.zeros(2, 3, 4, 4)
+    assert not in_rows(pictures) and in_rows(pictures.to(memory_format=torch.channels_last))
+    assert in_rows(torch.zeros(2, 3)) and not in_rows(torch.zeros(3, 2).T)
+    # Which cannot be cut into pieces: a client may have no test pictures of its own.
+    assert not in_rows(torch.zeros(0, 3, 4, 4).to(memory_format=torch.channels_last)) and not in_rows(torch.zeros(0, 3))

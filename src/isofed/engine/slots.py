@@ -30,6 +30,7 @@ from isofed.engine.slot import Arriving, Slot
 from isofed.engine.world import World
 from isofed.errors import BadMethod, RunError
 from isofed.layout import Tensors
+from isofed.methods.registry import is_ours
 from isofed.traces import Elsewhere
 
 MOST = 32  # slots
@@ -235,6 +236,7 @@ class Slots:
                     break
                 speed = faster
             began = time.perf_counter()
+        self._visit = None
 
     def _share_evenly(self, visits: int, more: bool) -> None:
         """Keep as many slots as share a round most evenly: half of those there are would be as fast, all at work."""
@@ -242,6 +244,7 @@ class Slots:
         keep = min(range((most + 1) // 2, most + 1), key=lambda n: (-(-visits // n) * n, -n if more else n))
         for slot in self.slots[keep:]:
             slot.release()
+            del slot.replica  # the last one's name would keep its memory
         del self.slots[keep:]
         give_back_memory(self.device)
 
@@ -288,7 +291,9 @@ class Slots:
                 sizes = ()  # it will fail again in its own visit, and be an event there
             if sizes:
                 self._size = max(sizes)
-                self._visit = (probe, weights, sent) if len(sizes) <= SHORT else None
+                # Somebody's own method may count its visits, and is not to see any that are none.
+                ours = all(is_ours(type(part)) for _, part in self.world.settings.method.parts)
+                self._visit = (probe, weights, sent) if ours and len(sizes) <= SHORT else None
                 return True
             slot.leave()
             self._probes.pop(0)

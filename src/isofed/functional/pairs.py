@@ -1,9 +1,10 @@
 """Losses over all pairs of a batch, in two or three kernels forward and one back.
 
 Written with PyTorch's operations, uniformity and hyperspherical energy are some twenty kernels on matrices of 64 x 64,
-and as many again for the gradient. Here distances are sums of squared differences, so that nothing is lost between
-long vectors that are close to each other, as in float64 there. The kernel that finds the value from them also finds how
-strongly each pair pulls; on the way back each sample is moved along its differences to the others by that much.
+and as many again for the gradient. Here distances are sums of squared differences, for which float32 is enough; there
+they are made in float64, so that something is left between long vectors that are close to each other. The kernel that
+finds the value from them also finds how strongly each pair pulls; on the way back each sample is moved along its
+differences to the others by that much.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -44,7 +45,7 @@ class _OfPairs(torch.autograd.Function):
         count, width = z.shape
         side = max(16, triton.next_power_of_2(count))
         loss, pull, squared = z.new_empty(()), z.new_empty((count, count)), z.new_empty((count, count))
-        v, scales, along = z.contiguous(), loss, loss
+        v, scales, along = z.contiguous(), pull, pull  # not the loss: whoever changes that in place may do so
         if kind == "energy":
             v, scales = columns.scaled(z, options[2])
             along = z.new_empty(count)

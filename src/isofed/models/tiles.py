@@ -48,7 +48,9 @@ def tickets(channels: int, device: torch.device) -> Tensor:
 
 
 def in_rows(x: Tensor) -> bool:
-    """Whether the channels of a batch lie next to each other."""
+    """Whether a batch has rows, the channels of which lie next to each other."""
+    if not x.numel():  # which the kernels could not cut into pieces
+        return False
     return x.is_contiguous() if x.dim() == 2 else x.is_contiguous(memory_format=torch.channels_last)
 
 
