@@ -354,7 +354,7 @@ def test_a_measurement_that_fails_is_no_failure() -> None:
     executor = Slots(of, CPU)
 
     def fails(*given: Any) -> float:
-        executor.slots[0].begin(*given, None)
+        executor.slots[0].begin(given[0], given[1], given[2], None)
         raise ValueError("no")
 
     vars(executor)["_speed_of_visits"] = fails

@@ -21,6 +21,10 @@ SMALL = {
     "partition": "iid",
     "executor": "serial",
 }
+ENVIRONMENT = {
+    **{"isofed": "1", "python": "3", "torch": "2", "numpy": "2", "device": "cpu", "device_name": "a chip"},
+    **{"data": "f" * 32, "code": "0"},
+}
 
 
 def cell(method: str = "FedAvg", values: Mapping[str, Any] | None = None, **more: Any) -> Cell:
@@ -50,10 +54,9 @@ def write(folder: Path, job: Job, measures: Mapping[str, float | None], **more: 
     """A result as a run would have written it."""
     from isofed.papers.results import head
 
-    environment = {"isofed": "1", "python": "3", "torch": "2", "numpy": "2", "device": "cpu", "device_name": "a chip"}
     content = {
         "measures": dict(measures),
-        "environment": {**environment, "data": "f" * 32, "code": "0"},
+        "environment": ENVIRONMENT,
         "rounds": 4,
         "seconds": 2.0,
         "events": 0,

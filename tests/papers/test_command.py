@@ -75,6 +75,8 @@ def test_a_run_that_needs_data_says_so(tmp_path: Path) -> None:
         (["feduv", "table8"], "there is no table or figure of feduv 'table8'"),
         (["feduv", "table1", "onyl=cifar100"], "there is no option of paper 'onyl': did you mean 'only'?"),
         (["feduv", "table1", "only=cifar1000"], "no cell of feduv table1 fits cifar1000"),
+        (["feduv", "table1", "methods=FedAvg,FedUVV"], "no row of feduv table1 'FedUVV'"),
+        (["pages"], "there is no folder"),
         (["feduv", "table1", "scale=3"], "scale=3 must be above 0 and at most 1"),
         (["feduv", "table1", "budget=soon"], "budget=soon is no time; write it as 90s, 25m or 1.5h"),
         (["feduv", "table1", "budget=10s"], "budget=10s is too short: 10 s of it are kept to stop in time"),

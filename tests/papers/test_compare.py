@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,12 @@ from isofed.papers import compare, show
 from isofed.papers.compare import Entry, Order
 from isofed.papers.plan import Job, Length, matching
 from isofed.papers.presets import Preset, load
-from isofed.papers.results import Results
+from isofed.papers.results import Results, code_version, head
+from isofed.records import environment
 
-from .made import cell, jobs, row, write
+from .made import ENVIRONMENT, cell, jobs, row, write
+
+HOW = head(Job(cell(), 0))["how"]
 
 
 def entry(paper: float | None, std: float | None, *values: float, measure: str = "accuracy", **more: Any) -> Entry:
@@ -107,7 +111,7 @@ def test_times_are_relative_to_those_on_the_same_device(tmp_path: Path) -> None:
     made = {e.cell.method: e for e in compare.entries(preset, Results(tmp_path)) if e.found}
     assert made["MOON"].mean == 1.5 and made["MOON"].paper == pytest.approx(88 / 57)
     assert made["FedAvg"].mean == made["FedAvg"].paper == 1.0 and made["MOON"].within is None
-    elsewhere = {"device_name": "another", "torch": "2", "data": "f"}
+    elsewhere = {**ENVIRONMENT, "device_name": "another"}
     write(tmp_path, Job(moon, 1), {"seconds": 9.0}, environment=elsewhere)
     write(tmp_path, Job(fedavg, 1), {"seconds": 3.0})
     (again,) = [e for e in compare.entries(preset, Results(tmp_path)) if e.cell.method == "MOON" and e.found]
@@ -127,13 +131,80 @@ def test_a_reference_is_needed_for_a_ratio(tmp_path: Path) -> None:
     preset = Preset("feduv", "table9", "", "", 1, (slow,), {})
     write(tmp_path, jobs(slow)[0], {"seconds": 3.0})
     (made,) = compare.entries(preset, Results(tmp_path))
-    assert made.values == (3.0,)  # nothing to divide by: the seconds themselves
+    assert made.values == () and not made.found  # seconds would be shown as if they were a ratio
 
 
-def test_a_file_that_is_no_result_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "feduv").mkdir()
-    (tmp_path / "feduv" / "x.json").write_text("{}")
-    with pytest.raises(UserError, match="x.json is not a result"):
+def test_a_variant_that_leaves_the_reference_alone_is_timed_by_the_defaults(tmp_path: Path) -> None:
+    preset = load("feduv", "table5")
+    (fedavg,) = matching(preset.cells, "cifar100", "FedAvg")
+    (detached,) = matching(preset.of("detached"), "cifar100", "FedUV")
+    write(tmp_path, Job(fedavg, 0), {"seconds": 2.0})
+    write(tmp_path, Job(detached, 0), {"seconds": 3.0})
+    made = compare.entries(preset, Results(tmp_path), variant="detached")
+    assert [e.values for e in made if e.found] == [(1.5,)]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"environment": {**ENVIRONMENT, "code": "1"}},
+        {"environment": {**ENVIRONMENT, "torch": "3"}},
+        {"executor": "slots:2"},
+        {"how": {**HOW, "slots": 2}},
+        {"resumed": 3},
+    ],
+)
+def test_times_of_other_circumstances_are_not_compared(other: dict[str, Any], tmp_path: Path) -> None:
+    """Of FedAvg there are two, in either circumstances; each other one is set beside that of its own."""
+    fedavg, feduv, moon = (cell(m, preset="table5", measures={"time": "seconds"}) for m in ("FedAvg", "FedUV", "moon"))
+    preset = Preset("feduv", "table9", "", "", 1, (fedavg, feduv, moon), {})
+    usual = {"environment": ENVIRONMENT, "executor": "slots:8", "how": HOW}
+    write(tmp_path, Job(fedavg, 0), {"seconds": 2.0}, **usual)
+    longer = cell("FedAvg", {"rounds": 60})  # found first by its name
+    write(tmp_path, Job(longer, 0), {"seconds": 8.0}, rounds=60, **{**usual, **other})
+    write(tmp_path, Job(feduv, 0), {"seconds": 3.0}, **usual)
+    write(tmp_path, Job(moon, 0), {"seconds": 9.0}, **{**usual, **other})
+    first, second, third = compare.entries(preset, Results(tmp_path))
+    assert first.values == (1.0,) and second.values == (1.5,)
+    assert third.values == (() if "resumed" in other else (9 / 8,)) and len(third.found) == len(third.values)
+
+
+def test_what_cannot_be_compared_is_timed_again_with_its_reference(tmp_path: Path) -> None:
+    fedavg, feduv = (Job(cell(m, measures={"time": "seconds"}), 0) for m in ("FedAvg", "FedUV"))
+    todo = [fedavg, feduv]
+    write(tmp_path, fedavg, {"seconds": 2.0})
+    assert compare.untimed(fedavg, todo, Results(tmp_path))  # by other code than there is now
+    write(tmp_path, feduv, {"seconds": 3.0})
+    assert not any(compare.untimed(job, todo, Results(tmp_path)) for job in todo)
+    write(tmp_path, feduv, {"seconds": 3.0}, environment={**ENVIRONMENT, "code": "another"})
+    assert all(compare.untimed(job, todo, Results(tmp_path)) for job in todo)
+    assert not compare.untimed(feduv, [feduv], Results(tmp_path))  # nobody asks for what it is relative to
+    assert not compare.untimed(Job(cell("FedUV"), 0), todo, Results(tmp_path))  # not about time
+    now = environment("cpu", "") | {"code": code_version()}
+    write(tmp_path, fedavg, {"seconds": 2.0}, environment=now)
+    assert [compare.untimed(job, todo, Results(tmp_path)) for job in todo] == [False, True]
+
+
+@pytest.mark.parametrize(
+    "edited",
+    [
+        {},
+        {"seed": "x"},
+        {"rounds": None},
+        {"measures": None},
+        {"measures": {"accuracy": "high"}},
+        {"length": "half"},
+        {"settings": {}},
+        {"environment": {}},
+        {"how": {}},
+    ],
+)
+def test_a_file_that_is_no_result_is_refused(edited: dict[str, Any], tmp_path: Path) -> None:
+    write(tmp_path, Job(cell(), 0), {"accuracy": 50.0})
+    (path,) = tmp_path.rglob("*.json")
+    whole = json.loads(path.read_text())
+    path.write_text(json.dumps(whole | edited if edited else {"format": 1}))
+    with pytest.raises(UserError, match=f"{path.name} is not a result"):
         Results(tmp_path)
 
 

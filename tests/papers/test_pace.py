@@ -41,6 +41,13 @@ def test_a_run_is_expected_to_take_what_one_like_it_took(tmp_path: Path) -> None
     assert pace.expected(job("fedprox"), Results(tmp_path)) == pytest.approx(40.0)  # the slowest
 
 
+def test_what_the_first_round_takes_longer_is_expected_once(tmp_path: Path) -> None:
+    # Three rounds of 4 s after one of 100, and 1 s each to evaluate.
+    write(tmp_path, job(), {"seconds": 4.0}, seconds=112.0, evaluation=4.0, rounds=4)
+    assert pace.expected(job(rounds=50), Results(tmp_path)) == pytest.approx(50 * 5.0 + 96)
+    assert pace.expected(job(rounds=50, local_epochs=4), Results(tmp_path)) == pytest.approx(50 * 10.0 + 96)
+
+
 def timed(seconds: float, took: list[float], monkeypatch: pytest.MonkeyPatch) -> int:
     """How many of the rounds are made, when they take so long and so many seconds are there for all of them."""
     clock = [0.0]

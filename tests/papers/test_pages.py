@@ -39,7 +39,8 @@ def test_a_page_shows_numbers_notes_variants_and_what_was_tried(tmp_path: Path) 
     assert "| PACS | domain | FedAvg | 61.9 ± 0.6 | 60.0 | 1 | -1.9 | no |" in table1
     assert "Paper: FedUV, FedAvg. Here: FedUV, FedAvg. 1 of 1 pairs agree." in table1
     assert "**Shortened to 0.3 of the rounds**" in table1 and "| 52.0 | 1 |" in table1
-    assert "**Variant `paper`**" in table1 and "| 63.0 | 1 |" in table1
+    assert "**Variant `paper`**: As the paper's text has it" in table1 and "| 63.0 | 1 |" in table1
+    assert "the code is followed" in general
     assert "- PACS domain FedUV, seed 0, `feduv.lam=2.5`: 66.6" in table1
     assert "On a chip in fp32; torch 2;" in table1
     assert "| [FedUV table 1](feduv.md#table-1) | 45 | 2 | 0 of 2 |" in made["index.md"]
@@ -66,3 +67,21 @@ def test_pages_are_written_whole(tmp_path: Path) -> None:
     written = pages.write(tmp_path / "none", tmp_path / "docs")
     assert sorted(written) == sorted((tmp_path / "docs").iterdir()) and len(written) == 6
     assert {path.name: path.read_text() for path in written} == pages.build(tmp_path / "none")
+
+
+def test_remarks_on_printed_numbers_stand_under_their_table(tmp_path: Path) -> None:
+    preset = load("feduv", "table4")
+    freeze, fedavg = matching(preset.cells, "cifar100", "Freeze")[0], matching(preset.cells, "pacs", "FedAvg")[0]
+    for cell in (freeze, fedavg):
+        write(tmp_path, Job(cell, 0), {"accuracy": 50.0})
+    (table,) = [text for text in pages.build(tmp_path)["feduv.md"].split("\n## ") if text.startswith("Table 4")]
+    said = " ".join(table.split())
+    assert "Of the printed numbers: CIFAR-100 alpha=0.01 or domain Freeze: differs from T1 (51.1); PACS" in said
+    assert "PACS alpha=0.01 or domain FedAvg: unreadable; T1 alpha=0.01/domain gives 61.9+-0.6." in said
+
+
+def test_what_goes_on_from_another_run_counts_no_training_twice(tmp_path: Path) -> None:
+    preset = load("feduv", "table1")
+    (refitted,) = matching(preset.of("ffc"), "pacs", "FedAvg")
+    write(tmp_path, Job(refitted, 0), {"accuracy": 50.0}, seconds=7200.0)
+    assert "torch 2; no training besides" in pages.build(tmp_path)["feduv.md"]

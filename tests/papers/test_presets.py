@@ -12,7 +12,7 @@ from isofed.errors import UserError
 from isofed.papers import presets
 from isofed.papers.figures import measured as of_figures
 from isofed.papers.measure import MEASURES
-from isofed.papers.plan import Job, Length
+from isofed.papers.plan import Job, Length, matching
 from isofed.papers.presets import Cell, Preset
 from isofed.papers.published import PAPERS, rows
 from isofed.papers.tiny import SHAPES
@@ -158,3 +158,40 @@ def test_a_hessian_is_probed_less_after_a_shortened_run() -> None:
     assert Length().diagnosis(cell.diagnose) == {"only": "curvature", "samples": 640, "probes": 100, "clients": 16}
     assert Length(0.2).diagnosis(cell.diagnose) == {"only": "curvature", "samples": 640, "probes": 33, "clients": 16}
     assert Length(0.2).diagnosis({"only": "tsne"}) == {"only": "tsne"}
+
+
+def test_a_run_is_measured_for_every_table_that_it_is_a_row_of(every: list[Preset]) -> None:
+    """Otherwise it would have to be run again for a number that it could have told."""
+    told: dict[str, list[set[str]]] = {}
+    diagnosed = {"lambda_max", "H_T", "H_N", "H_D"}
+    for cell in (cell for preset in every for cell in preset.cells):
+        always = {"accuracy", "before", "seconds", "train_loss"}
+        told.setdefault(Job(cell, 0).key, []).append({*cell.measures.values(), *cell.also, *always} & {*MEASURES})
+    shared = [sets for sets in told.values() if len(sets) > 1]
+    assert len(shared) > 50
+    for sets in shared:
+        assert all(set.union(*sets) - diagnosed <= one for one in sets)
+
+
+@pytest.mark.parametrize(
+    ("paper", "table", "only", "settings"),
+    [
+        ("feddecorr", "table1", "cifar10,alpha=0.05", {("CIFAR10", "alpha=0.05")}),
+        ("feddecorr", "table2", "m=3", {("CIFAR10", "M=3")}),
+        ("feddecorr", "table4", "cifar100,alpha=0.1,clients=10", {("CIFAR100", "alpha=0.1;clients=10")}),
+        ("feduv", "table1", "cifar100,alpha=1", {("CIFAR-100", "alpha=1.0")}),
+    ],
+)
+def test_a_number_that_is_asked_for_is_whole(paper: str, table: str, only: str, settings: set[tuple[str, str]]) -> None:
+    assert {(c.dataset, c.setting) for c in matching(presets.load(paper, table).cells, only)} == settings
+
+
+def test_a_number_says_of_which_setting_it_is(every: list[Preset]) -> None:
+    for preset in every:
+        names = Counter((c.dataset, text, c.method) for c in preset.cells for text in c.measures)
+        assert [name for name, count in names.items() if count > 1] == [], preset
+
+
+def test_what_presets_follow_is_said_in_words(every: list[Preset]) -> None:
+    assert all(presets.about(paper) for paper in PAPERS)
+    assert all(preset.explained[variant] for preset in every for variant in preset.variants)

@@ -273,3 +273,34 @@ def test_a_round_that_is_too_long_for_the_budget_is_given_up(tmp_path: Path, sho
     assert outcome.over and slow.rounds == [1]
     run(todo, Results(tmp_path / "r"), tmp_path / "runs", FOREVER, quick)
     assert quick.rounds == [2, 3, 4]
+
+
+def test_results_that_cannot_be_written_are_told_of_before_anything_is_trained(tmp_path: Path) -> None:
+    (tmp_path / "r").write_text("in its place")
+    with pytest.raises(UserError, match="results cannot be written to .*: .* is a file; give another results="):
+        run(jobs(cell()), Results(tmp_path / "r" / "here"), tmp_path / "runs", FOREVER, Heard())
+    assert not (tmp_path / "runs").exists()
+
+
+def test_times_are_of_one_process_and_of_the_code_that_there_is(tmp_path: Path, short_reserve: None) -> None:
+    todo = [Job(cell(m, {"rounds": 3}, measures={"time": "seconds"}), 0) for m in ("FedAvg", "FedUV")]
+    folder, begun, again, idle = tmp_path / "r", Heard(), Heard(), Heard()
+    run(todo, Results(folder), tmp_path / "runs", Spent(None, begun, rounds=2), begun)
+    run(todo, Results(folder), tmp_path / "runs", FOREVER, again)
+    assert begun.rounds == [1, 2] and again.rounds == [1, 2, 3] * 2
+    run(todo, Results(folder), tmp_path / "runs", FOREVER, idle)
+    assert idle.begun == []
+    path = Results(folder).path(todo[1])
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"environment": content["environment"] | {"code": "of before"}}))
+    outcome, last = run(todo, Results(folder), tmp_path / "runs", FOREVER, idle), json.loads(path.read_text())
+    assert idle.begun == ["FedUV"] and idle.rounds == [1, 2, 3] and outcome.missing == 0
+    assert last["environment"]["code"] == content["environment"]["code"]
+
+
+def test_a_result_says_that_its_run_went_on_in_another_process(tmp_path: Path, short_reserve: None) -> None:
+    (job,), heard = jobs(cell()), Heard()
+    run([job], Results(tmp_path / "r"), tmp_path / "runs", Spent(None, heard, rounds=2), heard)
+    run([job], Results(tmp_path / "r"), tmp_path / "runs", FOREVER, Heard())
+    (found,) = Results(tmp_path / "r").all()
+    assert found.content["resumed"] == 2 and Results(tmp_path / "r").timed(job) == []

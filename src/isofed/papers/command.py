@@ -16,7 +16,7 @@ from isofed.experiments import seeds_of
 from isofed.papers import pages, presets, show
 from isofed.papers.budget import RESERVE, Budget
 from isofed.papers.data import Data
-from isofed.papers.plan import HOW, Job, Length, covering, matching
+from isofed.papers.plan import HOW, Job, Length, covering, matching, plain_text
 from isofed.papers.presets import DEFAULT, Cell, Preset
 from isofed.papers.published import PAPERS
 from isofed.papers.results import Results
@@ -76,6 +76,10 @@ class Words:
 
     def cells(self, preset: Preset) -> list[Cell]:
         """The cells that were chosen."""
+        rows = dict.fromkeys(cell.method for cell in preset.cells)
+        for word in filter(str.strip, self.methods.split(",")):
+            if plain_text(word) not in map(plain_text, rows):
+                raise unknown(f"row of {preset.paper} {preset.name}", word.strip(), list(rows))
         cells = matching(preset.of(self.variant), self.only, self.methods)
         if not cells:
             raise UserError(
@@ -99,6 +103,8 @@ def paper(console: Console, words: Sequence[str], shows: bool, quiet: bool) -> N
     names = [word for word in words if not is_setting(word) and not _OPTION.match(word.partition("=")[0])]
     asked = Words.of([word for word in words if word not in names])
     if names == ["pages"]:
+        if not Path(asked.results).is_dir():
+            raise UserError(f"there is no folder {asked.results} with results; say results=FOLDER")
         written = pages.write(Path(asked.results), Path("docs/results"))
         console.print(f"written: {', '.join(map(str, written))}", highlight=False, markup=False, soft_wrap=True)
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 from isofed import spec
@@ -13,7 +13,7 @@ from isofed.papers.measure import RATIOS, is_percent
 from isofed.papers.plan import RECORD, Job, Length
 from isofed.papers.presets import DEFAULT, Cell, Preset
 from isofed.papers.published import Published
-from isofed.papers.results import Finished, Results
+from isofed.papers.results import Finished, Results, made_now
 from isofed.papers.tiny import TINY
 from isofed.stats import mean_std
 
@@ -94,7 +94,7 @@ class Order:
 def entries(preset: Preset, results: Results, length: Length | None = None, variant: str = DEFAULT) -> list[Entry]:
     """Every number of a preset at one length, in the order of its cells."""
     made = [entry for cell in preset.of(variant) for entry in _of(cell, results, length or Length())]
-    return [_relative(entry, made, preset.reference) if entry.measure in RATIOS else entry for entry in made]
+    return [_relative(e, preset, variant, results, length or Length()) if e.measure in RATIOS else e for e in made]
 
 
 def _of(cell: Cell, results: Results, length: Length) -> Iterable[Entry]:
@@ -108,21 +108,58 @@ def _of(cell: Cell, results: Results, length: Length) -> Iterable[Entry]:
         yield Entry(cell, setting, measure, row, row.mean if row else None, finished, values, diverged)
 
 
-def _relative(entry: Entry, everything: Sequence[Entry], reference: str) -> Entry:
-    """A time relative to the reference method's, measured with the same seed on the same device."""
-    for other in everything:
-        same = (other.cell.dataset, other.setting, other.measure) == (entry.cell.dataset, entry.setting, entry.measure)
-        if not same or other.cell.method != reference:
+def _relative(entry: Entry, preset: Preset, variant: str, results: Results, length: Length) -> Entry:
+    """A time relative to the reference method's, of pairs that were measured in the same circumstances.
+
+    Where a variant does not change the reference, it is the default's.
+    """
+    own = entry.cell
+    for cell in (*preset.of(variant), *preset.cells):
+        same = (cell.dataset, cell.setting, cell.measures.get(entry.setting))
+        if cell.method != preset.reference or same != (own.dataset, own.setting, entry.measure):
             continue
-        paper = entry.paper / other.paper if entry.paper is not None and other.paper else None
-        times = {(one.seed, one.device, one.precision): one.measures.get(entry.measure) for one in other.found}
-        values = []
-        for one in entry.found:
-            base, own = times.get((one.seed, one.device, one.precision)), one.measures.get(entry.measure)
-            if base and own:
-                values.append(own / base)
-        return Entry(entry.cell, entry.setting, entry.measure, entry.row, paper, entry.found, tuple(values))
-    return entry
+        printed = cell.rows[entry.setting].mean if entry.setting in cell.rows else None
+        paper = entry.paper / printed if entry.paper is not None and printed else None
+        found = comparable(Job(own, 0, length), Job(cell, 0, length), results)
+        values = tuple(_seconds(one) / _seconds(base) for one, base in found.values())
+        return replace(entry, paper=paper, found=tuple(one for one, _ in found.values()), values=values)
+    return replace(entry, paper=None, found=(), values=())
+
+
+def comparable(job: Job, reference: Job, results: Results) -> dict[int, tuple[Finished, Finished]]:
+    """Times of a job's cell and of the reference's from the same circumstances, one pair for each seed."""
+    bases: dict[str, Finished] = {}
+    for base in results.timed(reference):
+        bases.setdefault(base.circumstances, base)
+    found: dict[int, tuple[Finished, Finished]] = {}
+    for one in results.timed(job):
+        if one.circumstances in bases:
+            found.setdefault(one.seed, (one, bases[one.circumstances]))
+    return dict(sorted(found.items()))
+
+
+def untimed(job: Job, jobs: Sequence[Job], results: Results) -> bool:
+    """Whether a job that is about nothing but time has to be run, though there is a result, to be compared with others.
+
+    The reference has to be if there is one that it cannot be compared with, unless it was timed as it would be now.
+    """
+    if not job.timing:
+        return False
+    place = (job.cell.dataset, job.cell.setting, job.seed)
+    same = [other for other in jobs if other.timing and (other.cell.dataset, other.cell.setting, other.seed) == place]
+    reference = next((other for other in same if other.cell.method == Preset.reference), None)
+    if reference is None:
+        return False
+    if job is not reference:
+        return job.seed not in comparable(job, reference, results)
+    apart = any(job.seed not in comparable(other, job, results) for other in same)
+    return apart and not any(one.seed == job.seed and made_now(one, job) for one in results.timed(job))
+
+
+def _seconds(one: Finished) -> float:
+    value = one.measures["seconds"]
+    assert value  # no round takes no time
+    return value
 
 
 def orders(made: Sequence[Entry]) -> list[Order]:

@@ -43,8 +43,12 @@ def expected(job: Job, results: Results) -> float | None:
         then, how, ratio = c["settings"], c["how"], _work_ratio(dict(s), c["settings"])
         same_kind = (then["data"], then["model"]) == (s.data, s.model)
         if same_kind and (how["device"], how["precision"]) == (s.device, s.precision) and c["rounds"] and ratio:
-            each = (float(c["seconds"]) + float(c.get("evaluation", 0.0))) / int(c["rounds"])
-            found.append((then["method"] == method, each * ratio * s.rounds + float(c.get("after", 0.0))))
+            rounds, took, after = int(c["rounds"]), float(c["seconds"]), float(c.get("after", 0.0))
+            # What the first round took longer than the others is not taken again in every round of a longer run.
+            usual = min(one.measures.get("seconds") or took / rounds, took / rounds)
+            each = usual + float(c.get("evaluation", 0.0)) / rounds
+            setup = took - rounds * usual
+            found.append((then["method"] == method, each * ratio * s.rounds + setup + after))
     same = [seconds for mine, seconds in found if mine] or [seconds for _, seconds in found]
     return max(same, default=None)
 

@@ -20,13 +20,15 @@ from isofed.papers.published import PAPERS
 from isofed.papers.results import Finished, Results
 
 NOTES = "notes"
+TOLD = ("unreadable", "time not accuracy")  # remarks on printed numbers that the table makes by itself
 COLUMNS = ("data set", "setting", "method", "paper", "here", "seeds", "difference", "within 2 sd")
 INTRODUCTION = """\
 # The papers' tables, run again
 
 Every table of the five papers is a preset: `isofed paper` lists them, and any of them can be run by anyone. What has
-been run so far is on these pages, whether it agrees with the papers or not. Each number comes from a small file in
-`results/` with its configuration, seed, versions, device and curve.
+been run so far is on these pages, whether it agrees with the papers or not. Each number of a table comes from a small
+file in `results/` with its configuration, seed, versions, device and curve; what is told in words besides may be of
+runs that left none.
 
 ```text
 isofed paper feduv table1 only=cifar100 seeds=3 budget=25m data_root=datasets device=cuda
@@ -39,7 +41,7 @@ the third writes these pages anew. What a run may be told:
 
 | word | meaning |
 |---|---|
-| `only=A,B` | cells with every one of these words in data set, setting or method; signs and capitals do not count |
+| `only=A,B` | cells with all of these words in data set, setting or method; but for numbers, a part of a word will do |
 | `methods=A,B` | these rows |
 | `seeds=3` | three seeds, from 0 on; `seeds=0,4` means those |
 | `variant=paper` | what a variant changes: the paper's text where public code differs, and others |
@@ -56,9 +58,9 @@ the third writes these pages anew. What a run may be told:
 **How to read the tables.** *Paper* is what is printed, with its standard deviation where there is one; *here* is the
 mean over seeds, with the standard deviation between them. *Within 2 sd* says whether the two differ by at most two of
 the paper's standard deviations; where the paper prints none, by two of ours and at least one point. Counted costs agree
-within 2 %. Times are relative to FedAvg's, on the same device. All methods of a seed have the same split and the same
-initial weights. A shortened run (fewer rounds, with a schedule of its own) is always labelled, and is no test of the
-paper's number.
+within 2 %. Times are relative to FedAvg's, of runs on the same device, computed in the same way by the same code. All
+methods of a seed have the same split and the same initial weights. A shortened run (fewer rounds, with a schedule of
+its own) is always labelled, and is no test of the paper's number.
 """
 
 
@@ -78,7 +80,8 @@ def build(folder: Path) -> dict[str, str]:
     pages = {"index.md": _index(results, every)}
     for paper, own in every.items():
         notes = read_notes(folder / NOTES / f"{paper}.md")
-        parts = [f"# {PAPERS[paper]}: paper and measured", *([notes[""]] if notes.get("") else [])]
+        parts = [f"# {PAPERS[paper]}: paper and measured", _wrapped(presets.about(paper))]
+        parts += [notes[""]] if notes.get("") else []
         parts += [part for preset in own for part in _preset(preset, results, notes.get(preset.name, ""))]
         parts += _data(results, own)
         pages[f"{paper}.md"] = "\n\n".join(parts) + "\n"
@@ -149,7 +152,7 @@ def _preset(preset: Preset, results: Results, note: str) -> Iterable[str]:
         for length in every:
             made = [e for e in compare.entries(preset, results, length, variant) if e.found and not _base_alone(e)]
             if made:
-                yield from _length(made, length, variant)
+                yield from _length(made, length, variant, preset.explained[variant])
     tried = [_tried(one, changes) for one, changes in compare.tried(preset, results)]
     if tried:
         yield "**Tried besides**, each a single run with something changed:"
@@ -161,14 +164,14 @@ def _base_alone(entry: Entry) -> bool:
     return entry.cell.after is not None and entry.measure in RATIOS
 
 
-def _length(made: Sequence[Entry], length: Length, variant: str) -> Iterable[str]:
+def _length(made: Sequence[Entry], length: Length, variant: str, about: str = "") -> Iterable[str]:
     ran = [entry for entry in made if entry.found]
     missing = show.not_run(made)
     label = [f"variant `{variant}`"] if variant != DEFAULT else []
     label += [f"shortened to {length.label.removeprefix('scale=')} of the rounds"] if length.label else []
     if label:
         words = ", ".join(label)
-        yield f"**{words[0].upper()}{words[1:]}**"
+        yield _wrapped(f"**{words[0].upper()}{words[1:]}**{f': {about}' if about else ''}")
     if ran:
         lines = [_row(*COLUMNS), _row(*["---"] * len(COLUMNS))]
         for e in ran:
@@ -176,6 +179,7 @@ def _length(made: Sequence[Entry], length: Length, variant: str) -> Iterable[str
             lines.append(_row(*texts, show.difference(e), show.verdict(e)))
         yield "\n".join(lines)
         yield _made_with(ran)
+        yield from _remarks(ran)
         for order in compare.orders(ran):
             yield _wrapped(
                 f"{order.dataset}, {order.setting}, best first. Paper: {', '.join(order.paper)}. "
@@ -185,12 +189,25 @@ def _length(made: Sequence[Entry], length: Length, variant: str) -> Iterable[str
         yield _wrapped(f"Not run{'' if ran else ' yet'}: {'; '.join(missing)}.")
 
 
+def _remarks(ran: Sequence[Entry]) -> Iterable[str]:
+    """What is to be known about printed numbers: misprints, and those that were hard to read."""
+    found: dict[str, list[str]] = {}
+    for e in ran:
+        if e.row is not None and e.row.note not in ("", *TOLD):
+            found.setdefault(e.row.note, []).append(f"{e.cell.dataset} {e.setting} {e.cell.method}")
+    if found:
+        said = "; ".join(f"{', '.join(places)}: {note}" for note, places in found.items())
+        yield _wrapped(f"Of the printed numbers: {said}.")
+
+
 def _made_with(ran: Sequence[Entry]) -> str:
     found = [one for entry in ran for one in entry.found]
+    trained = {one.path: one for entry in ran if entry.cell.after is None for one in entry.found}
     devices = sorted({f"{one.device} in {one.precision}" for one in found})
     versions = sorted({str(one.content["environment"]["torch"]) for one in found})
-    hours = sum(float(one.content["seconds"]) for one in {one.path: one for one in found}.values()) / 3600
-    return _wrapped(f"On {', '.join(devices)}; torch {', '.join(versions)}; {hours:.2f} hours of training.")
+    hours = sum(float(one.content["seconds"]) for one in trained.values()) / 3600
+    took = f"{hours:.2f} hours of training" if trained else "no training besides that of the runs that it goes on from"
+    return _wrapped(f"On {', '.join(devices)}; torch {', '.join(versions)}; {took}.")
 
 
 def _tried(one: Finished, changed: Mapping[str, str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,6 +17,7 @@ from isofed.config import settings as make_settings
 from isofed.errors import UserError
 from isofed.experiments import apply_point
 from isofed.papers import tiny
+from isofed.papers.measure import RATIOS
 from isofed.papers.presets import Cell
 from isofed.papers.tiny import TINY
 
@@ -94,6 +96,11 @@ class Job:
         return str(values["data"]), str(values["model"])
 
     @property
+    def timing(self) -> bool:
+        """Whether a round's time is all that is asked for."""
+        return set(self.cell.measures.values()) <= RATIOS
+
+    @property
     def key(self) -> str:
         """The same for all runs that must give the same result, but for the device, its precision and the seed."""
         what = (self.length, self.probe)
@@ -152,9 +159,14 @@ def matching(cells: Iterable[Cell], only: str = "", methods: str = "") -> list[C
     return [
         cell
         for cell in cells
-        if all(word in plain_text(f"{cell.dataset} {cell.setting} {cell.method}") for word in words)
+        if all(_holds(plain_text(f"{cell.dataset} {cell.setting} {cell.method}"), word) for word in words)
         and (not chosen or plain_text(cell.method) in chosen)
     ]
+
+
+def _holds(text: str, word: str) -> bool:
+    """Whether a word is in a text, its number whole: ``cifar10`` is not in ``cifar100``, nor ``E=1`` in ``E=10``."""
+    return re.search(re.escape(word) + (r"(?!\d)" if word[-1:].isdigit() else ""), text) is not None
 
 
 def covering(cells: Iterable[Cell]) -> list[Cell]:

@@ -8,6 +8,7 @@ combination is a *cell*. What a name stands for is written once, in the paper's 
   method brings; ``*`` in a term stands for any text and is put in for ``*`` in its values
 - ``methods_on``: what a method is on one of the data sets, where that differs
 - ``variants``: changes to any of these under another name, such as ``paper`` where the default follows public code
+- ``about``: what a reader must know, of the paper's presets, of one, or of a variant
 
 A preset may change any of them for itself. Later ones win: common, data set, terms, method, block; and within each of
 these the paper's, the preset's, the variant's.
@@ -69,6 +70,7 @@ class Preset:
     seeds: int
     cells: tuple[Cell, ...] = field(repr=False)  # of the default variant
     variants: Mapping[str, tuple[Cell, ...]] = field(repr=False)  # those cells that another variant changes
+    explained: Mapping[str, str] = field(repr=False, default_factory=dict)  # what a variant changes, in words
     reference: str = "FedAvg"  # what times are relative to
 
     def __str__(self) -> str:
@@ -124,8 +126,18 @@ def _load(paper: str, name: str) -> Preset:
         differ = tuple(b for a, b in zip(cells, made, strict=True) if dict(a.values) != dict(b.values))
         if differ:
             changed[variant] = differ
-    about = " ".join(str(text.get("about", "")).split())
-    return Preset(paper, name, text["title"], about, int(text.get("seeds", base.get("seeds", 1))), cells, changed)
+    seeds = int(text.get("seeds", base.get("seeds", 1)))
+    explained = {variant: _about(variants[variant]) for variant in changed}
+    return Preset(paper, name, text["title"], _about(text), seeds, cells, changed, explained)
+
+
+def about(paper: str) -> str:
+    """What is to be known about all presets of a paper: what they follow where it is silent or public code differs."""
+    return _about(_base(paper))
+
+
+def _about(said: Mapping[str, Any]) -> str:
+    return " ".join(str(said.get("about", "")).split())
 
 
 @cache

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -15,8 +17,22 @@ from isofed.errors import UserError
 from isofed.files import plain, write_atomic, write_error
 from isofed.papers.measure import RATIOS
 from isofed.papers.plan import HOW, Job, round_of
+from isofed.records import environment
 
 FORMAT = 1
+# What every file of a result has, and of which kind it is; what else there is may be missing.
+SHAPE: dict[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("paper", "preset", "dataset", "setting", "method", "variant", "length", "key"), str),
+    **dict.fromkeys(("settings", "how", "measures", "environment"), dict),
+    **dict.fromkeys(("seed", "rounds"), int),
+    "seconds": (int, float),
+}
+INSIDE = {
+    "settings": ("data", "model", "method"),
+    "how": ("device", "precision"),
+    "environment": ("device_name", "data"),
+}
+LENGTH = re.compile(r"|tiny|scale=[0-9.e-]+")
 ROUNDS = 3  # from which on the median of all but the first is a round's time
 
 
@@ -51,6 +67,16 @@ class Finished:
     def precision(self) -> str:
         return str(self.content["how"]["precision"])
 
+    @property
+    def circumstances(self) -> str:
+        """What a time depends on besides what is run: two times can be compared where this is the same.
+
+        ``executor`` is what came of ``how``: how many clients train at once may be chosen anew in each run.
+        """
+        c, e = self.content, self.content["environment"]
+        same = [self.seed, c["how"], c.get("executor"), *(e.get(name) for name in ("device_name", "torch", "code"))]
+        return json.dumps(same, sort_keys=True)
+
 
 class Results:
     """All results in a folder, found by what they are results of."""
@@ -68,7 +94,7 @@ class Results:
         self._kinds.add((settings["data"], settings["model"]))
         known = self._found.setdefault(finished.key, [])
         known[:] = [*(one for one in known if one.path != finished.path), finished]
-        if not finished.probe and int(finished.content["rounds"]) >= ROUNDS and _has(finished, RATIOS, whole=True):
+        if not finished.probe and int(finished.content["rounds"]) >= ROUNDS and _timed(finished):
             self._rounds.setdefault(round_of(settings), []).append(finished)
 
     def of(self, job: Job) -> Finished | None:
@@ -87,15 +113,32 @@ class Results:
             own = one.path.parent == self.path(job).parent and one.path.name.startswith(job.name)
             if _has(one, job.cell.measures.values()) and (one.seed not in found or own):
                 found[one.seed] = one
-        if set(job.cell.measures.values()) <= RATIOS and not job.probe and not job.length.label:
+        if job.timing and not job.probe and not job.length.label:
             # Where a round's time is all that is asked for, a longer run of the same tells it as well.
             for one in self._rounds.get(round_of(json.loads(json.dumps(job.settings.to_dict()))), []):
                 found.setdefault(one.seed, one)
         return dict(sorted(found.items()))
 
+    def timed(self, job: Job) -> list[Finished]:
+        """All results that tell how long a round of a job takes, its own first, with whichever seed."""
+        if job.kind not in self._kinds and not job.probe:
+            return []
+        found = {one.path: one for one in self._found.get(job.key, []) if _timed(one)}
+        if not job.probe and not job.length.label:
+            longer = self._rounds.get(round_of(json.loads(json.dumps(job.settings.to_dict()))), [])
+            found |= {one.path: one for one in longer if one.path not in found}
+        return list(found.values())
+
     def all(self) -> list[Finished]:
         """Every result."""
         return [one for same in self._found.values() for one in same]
+
+    def check(self) -> None:
+        """Say that results cannot be written before anything is trained for them."""
+        there = next(folder for folder in (self.folder, *self.folder.absolute().parents) if folder.exists())
+        if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+            why = "its folder is not writable" if there.is_dir() else f"{there} is a file"
+            raise UserError(f"results cannot be written to {self.folder}: {why}; give another results=")
 
     def path(self, job: Job) -> Path:
         """Where the result of a job is written."""
@@ -119,14 +162,31 @@ def _has(finished: Finished, measures: Iterable[str], whole: bool = False) -> bo
     return (finished.content.get("failure") is not None and not whole) or set(measures) <= set(finished.measures)
 
 
+def _timed(finished: Finished) -> bool:
+    """Whether the times of a result's rounds are of one process: one that went on may have had others beside it."""
+    return _has(finished, RATIOS, whole=True) and not finished.content.get("resumed")
+
+
+def _is_whole(content: Any) -> bool:
+    """Whether something is what a result's file holds, as far as anything here relies on it."""
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        return False
+    if not all(isinstance(content.get(key), kind) for key, kind in SHAPE.items()):
+        return False
+    if not all(name in content[key] for key, names in INSIDE.items() for name in names):
+        return False
+    numbers = all(value is None or isinstance(value, int | float) for value in content["measures"].values())
+    return numbers and LENGTH.fullmatch(content["length"]) is not None
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError):
         content = None
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
+    if not _is_whole(content):
         raise UserError(f"{path} is not a result that this version of isofed wrote; move it away or mend it")
-    return content | {"settings": in_todays_words(content["settings"])} if "settings" in content else content
+    return {**content, "settings": in_todays_words(content["settings"])}
 
 
 def text_of(content: Mapping[str, Any]) -> str:
@@ -154,6 +214,14 @@ def head(job: Job, ran: Settings | None = None) -> dict[str, Any]:
         "settings": {k: v for k, v in values.items() if k not in HOW | {"root"}},
         "how": {k: values[k] for k in sorted(HOW)},
     }
+
+
+def made_now(one: Finished, job: Job) -> bool:
+    """Whether a result was made with the code, the device and the way to compute that a job would have now."""
+    values, then = job.settings.to_dict(), one.content["environment"]
+    here = environment(job.settings.device, "") | {"code": code_version()}
+    same = all(then.get(name) == here[name] for name in ("device_name", "torch", "code"))
+    return same and one.content["how"] == {k: values[k] for k in sorted(HOW)}
 
 
 @cache

@@ -17,6 +17,7 @@ from isofed.federation import Federation
 from isofed.papers import budget as budgets
 from isofed.papers import figures, pace, presets
 from isofed.papers.budget import Budget, BudgetOver, Telling, Timed, terminated
+from isofed.papers.compare import untimed
 from isofed.papers.data import Data
 from isofed.papers.measure import Run, measured
 from isofed.papers.plan import HOW, Job
@@ -58,11 +59,13 @@ def run(
         data: data sets that were read before, for calls one after another.
     """
     outcome, data, begun = Outcome(), data or Data(tell.reading), list[Job]()
-    todo = [job for job in jobs if results.of(job) is None]
+    todo = [job for job in jobs if _missing(job, jobs, results)]
+    if todo:
+        results.check()
     absent: dict[str, str] = {}
     with terminated():
         for number, job in enumerate(todo, 1):
-            if results.of(job) is not None:  # another cell of this table was the same run
+            if not _missing(job, jobs, results):  # another cell of this table was the same run
                 outcome.finished += 1
                 continue
             if job.settings.data in absent:
@@ -98,12 +101,17 @@ def run(
                 if not keep:
                     _tidy(job, todo, results, runs)
     outcome.over = outcome.over or bool(outcome.put_off)
-    outcome.missing = sum(1 for job in jobs if results.of(job) is None)
+    outcome.missing = sum(1 for job in jobs if _missing(job, jobs, results))
     if todo and len(absent) and outcome.missing == len(todo) and not outcome.over and not outcome.failures:
         raise UserError("; ".join(absent.values()))
     for name, why in absent.items():
         tell.left_out(name, sum(job.settings.data == name for job in todo), why)
     return outcome
+
+
+def _missing(job: Job, jobs: Sequence[Job], results: Results) -> bool:
+    """Whether a job has to be run."""
+    return results.of(job) is None or untimed(job, jobs, results)
 
 
 def _one(
@@ -118,8 +126,12 @@ def _one(
 ) -> None:
     """One job from wherever it is to its result."""
     folder = job.folder(runs)
+    if job.timing and (folder / CONFIG).exists():
+        with RunFolder(folder).lock():  # a time is of one process, so what another has left is begun anew
+            shutil.rmtree(folder)
     federation = _take_up(job, jobs, dataset, runs)
-    made = head(job, federation.settings)
+    before = len(pace.rounds_of(job, runs))
+    made = head(job, federation.settings) | ({"resumed": before} if before else {})
     try:
         result = federation.fit(Timed(tell, budget, whole))
     except RunError as error:
