@@ -13,12 +13,10 @@ numbers are drawn beforehand, on the host; a column says what that takes.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, relu
 
+import record
 from isofed.data.augment import parse
 from isofed.draws import generator
 from isofed.engine.step import steps_ahead
@@ -156,12 +155,12 @@ def _cell(values: list[float], digits: int) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--device", type=record.device, default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--eager", action="store_true", help="on a GPU, call instead of replaying a CUDA graph")
     parser.add_argument("--together", type=int, help="steps whose pictures are changed together; as the engine does")
     parser.add_argument("--bf16", action="store_true", help="train in bfloat16 autocast")
-    parser.add_argument("--json", type=Path, help="write all numbers here")
+    parser.add_argument("--json", type=record.file, help="write all numbers here")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
     one = torch.empty((1, *SHAPE), dtype=torch.uint8, device=device)
@@ -176,10 +175,8 @@ def main() -> None:
         print(f"{name:30}{_cell(result['milliseconds'], 3):>30}{share:>30}{drawing:>12}")
     print(f"median (range) of {arguments.repeats} repeats in turns, batches of {BATCH} pictures of 32 x 32 x 3")
     print(f"pictures of {together} steps are changed together")
-    if arguments.json:
-        record = {"environment": about, "repeats": arguments.repeats, "eager": arguments.eager, "bf16": arguments.bf16}
-        record |= {"together": together}
-        arguments.json.write_text(json.dumps(record | {"cases": found}, indent=2) + "\n")
+    arguments.together = together
+    record.write(arguments, str(device), cases=found)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from torch import nn
 
+import record
 from isofed.draws import generator
 from isofed.federation import Federation
 from isofed.models.base import Network
@@ -126,20 +127,22 @@ def _cell(values: list[float], digits: int) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--device", type=record.device, default="cuda" if torch.cuda.is_available() else "cpu")
     most = SAMPLES // OWN
     parser.add_argument("--executor", default="serial", help="peak MiB is that of the main process")
     parser.add_argument("--clients", type=int, default=most, help=f"of the large federation, {most:,} at most")
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--steps", type=int, default=20, help="of each client in a round")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", type=Path, help="write all numbers here")
+    parser.add_argument("--json", type=record.file, help="write all numbers here")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.case:
         print(json.dumps(one_run(json.loads(arguments.case))))
         return
     rounds = arguments.rounds
+    if rounds < 2:
+        parser.error("--rounds must be at least 2: the first one is not timed")
     settings = {
         "data": f"synthetic:samples={SAMPLES},test=1000",
         "device": arguments.device,
@@ -171,9 +174,7 @@ def main() -> None:
     error = max(run["error"] for runs in found.values() for run in runs)
     print(f"median (range) of {arguments.repeats} repeats in turns; {rounds} rounds of {PER_ROUND} clients,")
     print(f"each with {OWN} samples and {arguments.steps} steps; c and the mean of all c_k differ by {error:.0e} of it")
-    if arguments.json:
-        record = {"environment": about, "settings": COMMON | settings, "repeats": arguments.repeats, "runs": found}
-        arguments.json.write_text(json.dumps(record, indent=2) + "\n")
+    record.write(arguments, arguments.device, settings=COMMON | settings, runs=found)
 
 
 if __name__ == "__main__":

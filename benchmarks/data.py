@@ -14,7 +14,6 @@ process, with the files in the system's page cache in all cases; the time to imp
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import statistics
@@ -30,9 +29,9 @@ from PIL import Image
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
+import record
 from isofed.data import Dataset, load
 from isofed.data.cache import cached, fingerprint
-from isofed.records import environment
 
 CLASSES, SIZE = 10, 64
 
@@ -143,7 +142,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--pictures", type=int, default=2000)
     parser.add_argument("--side", type=int, default=96, help="pixels of the pictures in the folder")
-    parser.add_argument("--json", type=Path, help="write all numbers here")
+    parser.add_argument("--json", type=record.file, help="write all numbers here")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="isofed-benchmark-") as temporary:
         place = Path(temporary)
@@ -163,10 +162,8 @@ def main() -> None:
             cell = f"{1e3 * middle:.1f} ({1e3 * min(values):.1f} to {1e3 * max(values):.1f})"
             print(f"  {name:42}{cell:>28}{pictures / middle:>14,.0f}")
     print(f"median (range) of {arguments.repeats} repeats, all kinds in turn in each")
-    if arguments.json:
-        found = {title: {"pictures": pictures, "seconds": times} for title, (pictures, times) in cases.items()}
-        record = {"environment": environment("cpu", ""), "repeats": arguments.repeats, "cases": found}
-        arguments.json.write_text(json.dumps(record, indent=2) + "\n")
+    found = {title: {"pictures": pictures, "seconds": times} for title, (pictures, times) in cases.items()}
+    record.write(arguments, "cpu", ("pillow",), cases=found)
 
 
 if __name__ == "__main__":

@@ -11,18 +11,16 @@ ratios. A third measurement needs no second run: the seconds that the recorder i
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
 
+import record
 from isofed.engine.workers import Pool
 from isofed.federation import Federation
-from isofed.records import environment
 
 EVERY = 10
 CASES: dict[str, dict[str, Any]] = {
@@ -80,9 +78,9 @@ def measure(case: dict[str, Any], repeats: int, pool: Pool | None) -> dict[str, 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--device", type=record.device, default="cpu")
     parser.add_argument("--only", help="a word of the cases to measure")
-    parser.add_argument("--json", type=Path, help="write all numbers here")
+    parser.add_argument("--json", type=record.file, help="write all numbers here")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     gpu = arguments.device != "cpu"
@@ -103,9 +101,7 @@ def main() -> None:
         if pool:
             pool.close()
     print(f"median (range) of {arguments.repeats} pairs of runs of {COMMON['rounds']} rounds, diagnose=every:{EVERY}")
-    if arguments.json:
-        record = {"environment": environment(arguments.device, ""), "repeats": arguments.repeats, "cases": found}
-        arguments.json.write_text(json.dumps(record, indent=2) + "\n")
+    record.write(arguments, arguments.device, cases=found)
 
 
 if __name__ == "__main__":

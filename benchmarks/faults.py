@@ -1,6 +1,7 @@
 """A fault campaign: a federation on this machine whose sites and server fail at random, for hundreds of rounds.
 
     python benchmarks/faults.py rounds=200 sites=4 out=runs/faults
+    python benchmarks/faults.py go-on out=runs/faults              a campaign that was broken off
 
 Sites send NaN, wrong shapes, updates of another round, and updates 10,000 times too long, answer after the deadline,
 or die in the middle of a visit; sites and the server are killed (SIGKILL) at random moments and started again. At the
@@ -45,6 +46,7 @@ from isofed.store import Remembered
 FAULTS = {"nan": 0.02, "shape": 0.02, "stale": 0.02, "long": 0.02, "late": 0.01, "died": 0.01}  # chance of a visit
 KILLED = {"site": 0.06, "server": 0.05}  # chance within a round
 DEADLINE = 20.0
+WORDS = ("rounds", "sites", "out", "seed", *KILLED, "go-on")
 
 # Runs at the sites, in place of the project's own app.
 FAULTY = """
@@ -92,13 +94,20 @@ def train(message, context):
 
 
 def main() -> None:
-    given = dict(word.split("=", 1) for word in sys.argv[1:] if "=" in word)
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        print(__doc__)
+        return
+    given = dict(word.partition("=")[::2] for word in sys.argv[1:])
+    if wrong := [word for word in given if word not in WORDS]:
+        raise SystemExit(f"'{wrong[0]}' is none of the words that this takes: {', '.join(WORDS)}")
     rounds, sites = int(given.get("rounds", 200)), int(given.get("sites", 4))
     out, seed = Path(given.get("out", "runs/faults")).resolve(), int(given.get("seed", 0))
     KILLED.update({name: float(given[name]) for name in KILLED if name in given})
-    if "go-on" in sys.argv[1:]:  # with a campaign that was broken off
+    if "go-on" in given:  # with a campaign that was broken off
         table = read_table(out / "app")
     else:
+        if out.exists() and any(out.iterdir()) and not (out / "app" / "federation").is_dir():
+            raise SystemExit(f"{out} is not a campaign's folder, and would be emptied; choose another out=")
         shutil.rmtree(out, ignore_errors=True)
         table = begin(out, rounds, sites, seed)
     kills = campaign(Local(out / "app", out / "work"), out, random.Random(seed + done(out / "run")))

@@ -11,13 +11,12 @@ second visit is measured, so that client states (SCAFFOLD's control variates, MO
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-from pathlib import Path
 from typing import Any
 
 import torch
 
+import record
 from isofed.bench import Federated, chosen, spread
 from isofed.engine.choose import exact_arithmetic
 from isofed.engine.world import World
@@ -64,7 +63,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--size", type=int, default=32, help="side of the pictures")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", type=Path, help="write all numbers here")
+    parser.add_argument("--json", type=record.file, help="write all numbers here")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("this benchmark needs a GPU")
@@ -78,8 +77,7 @@ def main() -> None:
         rate = statistics.median(found[network]["fedavg"]["rates"])
         print(f"{network:16}{'fedavg':16}{rate:>20.0f} steps/s")
     print(f"median (range) of {arguments.repeats} repeats in turns with FedAvg")
-    if arguments.json:
-        arguments.json.write_text(json.dumps({"environment": about, "found": found}, indent=2) + "\n")
+    record.write(arguments, "cuda", found=found)
 
 
 if __name__ == "__main__":

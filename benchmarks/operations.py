@@ -4,7 +4,7 @@ Prints the time of a local step, how much of it are convolutions and matrix prod
 rate of a large matrix product on the same core.
 
     python benchmarks/operations.py
-    python benchmarks/operations.py --network resnet20 --batch 32
+    python benchmarks/operations.py --network resnet20 --batch 32 --json operations.json
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+import record
 from isofed.config import settings
 from isofed.diagnostics.cost import pass_macs
 from isofed.engine.replica import Job, Replica
@@ -41,6 +42,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--network", default="pfl-cnn")
     parser.add_argument("--batch", type=int, default=10)
+    parser.add_argument("--json", type=record.file, help="write all numbers here")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     values = {"data": "synthetic:samples=2000,size=32,channels=3", "partition": "iid", "clients": 2}
@@ -63,6 +65,8 @@ def main() -> None:
     print(f"{arguments.network}, batch {arguments.batch}: a step takes {1e3 * step:.1f} ms")
     print(f"convolutions and products: {1e3 * products:.1f} ms of it, at {flops / products / 1e9:.0f} GFLOP/s")
     print(f"a large product: {rate / 1e9:.0f} GFLOP/s")
+    times = {"step_seconds": step, "products_seconds": products}
+    record.write(arguments, "cpu", **times, products_flops=flops / products, large_product_flops=rate)
 
 
 if __name__ == "__main__":

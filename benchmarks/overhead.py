@@ -13,17 +13,16 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
+import record
 from isofed.config import settings
 from isofed.draws import generator
 from isofed.engine.plan import batches
@@ -32,7 +31,6 @@ from isofed.engine.workers import Pool
 from isofed.engine.world import World
 from isofed.federation import Federation
 from isofed.models import has_batch_norm
-from isofed.records import environment
 
 CASES = {
     "cnn, 8x8x1, batch 32": {"data": "digits", "batch_size": 32, "local_epochs": 5},
@@ -122,7 +120,7 @@ def measure(case: dict[str, Any], repeats: int, pool: Pool) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--json", type=Path, help="write all numbers here")
+    parser.add_argument("--json", type=record.file, help="write all numbers here")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     found: dict[str, Any] = {}
@@ -137,9 +135,7 @@ def main() -> None:
         ]
         print(f"{name:24}{result['milliseconds_per_bare_step']:14.2f}{cells[0]:>24}{cells[1]:>26}")
     print(f"median (range) of {arguments.repeats} repeats, each beside its own bare loop")
-    if arguments.json:
-        record = {"environment": environment("cpu", ""), "repeats": arguments.repeats, "cases": found}
-        arguments.json.write_text(json.dumps(record, indent=2) + "\n")
+    record.write(arguments, "cpu", cases=found)
 
 
 if __name__ == "__main__":

@@ -27,14 +27,17 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from isofed.records import environment
+import record
 from peer_frameworks import RUN, arithmetic
 from peer_task import Case, Clock
+
+PACKAGES = {"pfl": "pfl", "flower": "flwr"}  # what a framework is installed and imported as
 
 
 def child() -> None:
@@ -143,12 +146,18 @@ def main() -> None:
     parser.add_argument("--warmup", type=int, default=2, help="rounds that are not timed")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seeds", default="0,1,2", help="one for each repeat, from the beginning when they run out")
-    parser.add_argument("--json", type=Path, help="write all numbers here")
+    parser.add_argument("--json", type=record.file, help="write all numbers here")
     given = parser.parse_args()
     if not 0 < given.warmup < given.rounds:
         raise SystemExit("--warmup must be at least 1 and less than --rounds")
+    if not (Path(given.data) / "cifar-10-batches-bin").is_dir():
+        raise SystemExit(f"there is no folder cifar-10-batches-bin in {given.data}: isofed data get cifar10 fetches it")
+    if given.device == "cuda" and not torch.cuda.is_available():
+        raise SystemExit("--device cuda needs a GPU that PyTorch can use, and there is none here")
     seeds = [int(s) for s in given.seeds.split(",")]
     shapes = [shape_of(text, given.device) for text in given.frameworks.split(",")]
+    if missing := sorted({p for name, p in PACKAGES.items() if name in {s[0] for s in shapes} and not find_spec(p)}):
+        raise SystemExit(f"{' and '.join(missing)} cannot be imported; install the peers, or choose --frameworks")
     found: dict[str, list[dict[str, Any]]] = {}
     for repeat in range(given.repeats):
         for name, processes, threads in shapes:
@@ -161,10 +170,7 @@ def main() -> None:
             speed = f"{result['rate']:.3f} rounds a second, {result['cpu']:.2f} CPU seconds a round"
             print(f"{case.shape}, seed {seed}: {speed}; {said}", flush=True)
     show(list(found), found, given.warmup)
-    if given.json:
-        options = {k: v for k, v in vars(given).items() if k not in ("json", "data")}
-        record = {"environment": environment(given.device, ""), "options": options, "runs": found}
-        given.json.write_text(json.dumps(record, indent=2) + "\n")
+    record.write(given, given.device, tuple({PACKAGES[name] for name, _, _ in shapes if name in PACKAGES}), runs=found)
 
 
 if __name__ == "__main__":

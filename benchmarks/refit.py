@@ -12,14 +12,13 @@ the peak memory of a training round under SphereFed is set beside FedAvg's as we
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
 
+import record
 from isofed.engine.choose import exact_arithmetic, executor_for
 from isofed.federation import Federation
 from isofed.questions import Questions
@@ -76,27 +75,28 @@ def peaks(arguments: argparse.Namespace) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--device", type=record.device, default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--model", default="resnet18")
     parser.add_argument("--samples", type=int, default=50_000)
     parser.add_argument("--classes", type=int, default=100)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--json", type=Path, help="write all numbers here")
+    parser.add_argument("--json", type=record.file, help="write all numbers here")
     arguments = parser.parse_args()
     about = environment(arguments.device, "")
     print(
         f"{about['device_name']}, torch {about['torch']}, {arguments.model}, {arguments.samples} pictures, 10 clients"
     )
-    record: dict[str, Any] = {"environment": about, "seconds": exchange_seconds(["ffc", "ccvr"], arguments)}
-    for name, values in record["seconds"].items():
+    found: dict[str, Any] = {"seconds": exchange_seconds(["ffc", "ccvr"], arguments)}
+    for name, values in found["seconds"].items():
         print(f"{name:12}{statistics.median(values):8.2f} s ({min(values):.2f} to {max(values):.2f})")
-    pairs = zip(*record["seconds"].values(), strict=True)
+    pairs = zip(*found["seconds"].values(), strict=True)
     print(f"CCVR takes {statistics.median(c / f for f, c in pairs):.1f} times as long")
     if arguments.device.startswith("cuda"):
-        record["peak"] = peaks(arguments)
-        print(", ".join(f"{name} {value:.0f} MB" for name, value in record["peak"].items()), "at most in a round")
-    if arguments.json:
-        arguments.json.write_text(json.dumps(record, indent=2) + "\n")
+        found["peak_megabytes"] = peaks(arguments)
+        print(
+            ", ".join(f"{name} {value:.0f} MB" for name, value in found["peak_megabytes"].items()), "at most in a round"
+        )
+    record.write(arguments, arguments.device, **found)
 
 
 if __name__ == "__main__":

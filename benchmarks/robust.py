@@ -11,17 +11,15 @@ weights leave the range of float32 is counted as diverged.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
+import record
 from isofed.engine.choose import available_cores
 from isofed.engine.workers import Pool
 from isofed.errors import RunError
 from isofed.federation import Federation
-from isofed.records import environment
 
 ATTACK = Path(__file__).resolve().parents[1] / "examples" / "attack.py"
 METHODS = ("fedavg", "median", "trimmed:0.2", "krum:2", "krum:2,keep=4", "clip_update:1", "median+fedavgm:0.5")
@@ -97,17 +95,14 @@ def main() -> None:
     parser.add_argument("--partition", default="dirichlet:1")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--json", type=Path, help="write all numbers here")
+    parser.add_argument("--json", type=record.file, help="write all numbers here")
     arguments = parser.parse_args()
     print(
         f"digits, {arguments.clients} clients ({arguments.partition}), {arguments.rounds} rounds; "
         f"{arguments.malicious} malicious; accuracy % of {arguments.seeds} seeds"
     )
     print(f"{'method':20}" + "".join(f"{name:>28}" for name in attacks(arguments)))
-    record: dict[str, Any] = {"arguments": {k: v for k, v in vars(arguments).items() if k != "json"}}
-    record |= {"environment": environment("cpu", ""), "accuracy": measured(arguments)}
-    if arguments.json:
-        arguments.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    record.write(arguments, "cpu", accuracy=measured(arguments))
 
 
 if __name__ == "__main__":

@@ -12,12 +12,11 @@ look at any machine there is ``isofed bench``; this compares precisions and numb
 from __future__ import annotations
 
 import argparse
-import json
-from pathlib import Path
 from typing import Any
 
 import torch
 
+import record
 from isofed.bench import MODELS, Federated, bare_loop, chosen, spread
 from isofed.engine.choose import exact_arithmetic
 from isofed.engine.slots import Slots
@@ -67,7 +66,7 @@ def main() -> None:
     parser.add_argument("--slots", default="auto", help="numbers of slots, or auto")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--nondeterministic", action="store_true")
-    parser.add_argument("--json", type=Path, help="write all numbers here")
+    parser.add_argument("--json", type=record.file, help="write all numbers here")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("this benchmark needs a GPU")
@@ -90,8 +89,7 @@ def main() -> None:
                     flush=True,
                 )
     print(f"median (range) of {arguments.repeats} repeats in turns")
-    if arguments.json:
-        arguments.json.write_text(json.dumps({"environment": about, "cases": cases}, indent=2) + "\n")
+    record.write(arguments, "cuda", cases=cases)
 
 
 if __name__ == "__main__":

@@ -140,7 +140,9 @@ def test_without_a_gpu_asking_for_one_is_a_mistake() -> None:
 def test_the_benchmarks_explain_themselves_and_ask_for_a_gpu(
     script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    main = runpy.run_path(str(Path(__file__).resolve().parents[1] / "benchmarks" / script))["main"]
+    folder = Path(__file__).resolve().parents[1] / "benchmarks"
+    monkeypatch.syspath_prepend(folder)  # where a script finds its neighbours
+    main = runpy.run_path(str(folder / script))["main"]
     monkeypatch.setattr(sys, "argv", [script, "--help"])
     with pytest.raises(SystemExit, match="^0$"):
         main()

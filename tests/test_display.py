@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from isofed.display import Clock, CompareDisplay, RunDisplay, duration, percent
+from isofed.display import Clock, CompareDisplay, RunDisplay, duration, percent, show_table, simple_table
 from isofed.experiments import plan_comparison
 from isofed.federation import Federation
 from tests.cli_tools import TINY, Done, escapes, metrics, start
@@ -237,3 +237,21 @@ def test_a_comparison_prints_a_line_for_each_run(tmp_path: Path) -> None:
         ["[4/4]", "fedprox:mu=0.5", "seed", "3"],
     ]
     assert len({line.index("seed") for line in lines}) == 1  # in columns
+
+
+@pytest.mark.parametrize("width", [30, 44, 60, 120])
+def test_no_width_cuts_a_number_or_loses_a_name(width: int) -> None:
+    cells = ["fedprox:mu=0.1+scaffold", "[bold]56.7 ± 16.5[/]", "-148.7 to +105.4", "0.78"]
+    table = simple_table("method", "accuracy %", "95 % interval", "MB")
+    table.add_row(*cells)
+    table.add_row("fedavg", "35.0 ± 2.4", "", "0.99")
+    console = Console(width=width, file=io.StringIO(), color_system=None)
+    show_table(console, table)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= width
+    # Names and sentences may go on in the next line, and nothing else may be missing.
+    whole = " ".join(text.split())
+    for number in ("56.7 ± 16.5", "-148.7 to +105.4", "0.78", "35.0 ± 2.4", "0.99", "accuracy %", "95 % interval"):
+        assert number in whole
+    assert "fedavg" in whole and "fedprox" in whole

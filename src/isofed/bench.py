@@ -32,7 +32,7 @@ from torch.nn.functional import cross_entropy
 from isofed import spec
 from isofed.config import Settings, read_words, settings
 from isofed.data import load
-from isofed.display import Clock, many, simple_table
+from isofed.display import Clock, many, show_table, simple_table
 from isofed.engine.choose import available_cores, device_of, exact_arithmetic, executor_for
 from isofed.engine.lane import OutOfMemory, synchronize
 from isofed.engine.replica import Job, Outcome
@@ -372,7 +372,7 @@ def _print(console: Console, rows: Sequence[Row], repeats: int) -> None:
             "" if row.setup_seconds is None else f"{row.setup_seconds:.1f}",
         )
     console.print()
-    console.print(table)
+    show_table(console, table)
     console.print(
         f"\nMedian (range) of {many(repeats, 'repeat')} in turns. 'bare' is a plain PyTorch loop without a federation; "
         "ratios are to the fastest of those, and above 1 is faster. Set-up comes once in a run.",

@@ -30,7 +30,17 @@ from isofed.config import settings as make_settings
 from isofed.data import download, load, sources
 from isofed.data import partition as partitions
 from isofed.data.describe import domains_of, picture, table
-from isofed.display import CompareDisplay, RunDisplay, duration, many, percent, remarks, simple_table, text_table
+from isofed.display import (
+    CompareDisplay,
+    RunDisplay,
+    duration,
+    many,
+    percent,
+    remarks,
+    show_table,
+    simple_table,
+    text_table,
+)
 from isofed.engine.world import World
 from isofed.errors import RunError, UserError
 from isofed.experiments import Batch, Plan, final_plans, plan_comparison, plan_tuning, run_all, seeds_of
@@ -159,7 +169,7 @@ def _print_comparison(console: Console, rows: Sequence[tables.Row], s: Settings,
             cells.append(f"{r.epsilon:.3g}" if r.epsilon is not None else "-")
         out.add_row(*cells)
     console.print()
-    console.print(out)
+    show_table(console, out)
     base = rows[0].method
     over = f"{many(seeds, 'seed')}{', less those that failed' if any(r.failed for r in rows) else ''}"
     deltas = sorted({f"{r.delta:g}" for r in rows if r.delta is not None})
@@ -238,7 +248,7 @@ def _print_trials(console: Console, trials: Sequence[tables.Trial], seeds: int) 
         failed = f"{t.failed} of {seeds} failed" if t.failed else ""
         out.add_row(escape(t.setting), percent(t.validation_accuracy) + spread, "chosen" if t.chosen else failed)
     console.print()
-    console.print(out)
+    show_table(console, out)
 
 
 def _report_failures(batch: Batch) -> None:

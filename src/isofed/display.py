@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 from rich.markup import escape
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -17,6 +18,8 @@ from isofed.engine.world import World
 from isofed.experiments import BatchWatcher, Plan
 from isofed.federation import Federation
 from isofed.result import Result
+
+NAME = 8  # letters to which a long name in a table may be folded
 
 
 def percent(value: float | None) -> str:
@@ -52,6 +55,30 @@ def simple_table(*columns: str, title: str | None = None) -> Table:
         # A long name is folded rather than a number cut.
         table.add_column(column, justify="left" if n == 0 else "right", no_wrap=n > 0, overflow="fold")
     return table
+
+
+def fits(console: Console, table: Table, name: int = NAME) -> bool:
+    """Whether there is room for all numbers of a table, with names in the first column folded to so many letters."""
+    widest = [
+        max(Text.from_markup(str(cell)).cell_len for cell in (column.header, *column.cells)) for column in table.columns
+    ]
+    widest[0] = min(widest[0], name)
+    return sum(widest) + 2 * (len(widest) - 1) <= console.width
+
+
+def show_table(console: Console, table: Table) -> None:
+    """Print a table of numbers whole, since a cut number is a wrong one: if need be, each row as a paragraph."""
+    if fits(console, table):
+        console.print(table)
+        return
+    heads = [str(column.header) for column in table.columns[1:]]
+    for name, *cells in zip(*([str(cell) for cell in column.cells] for column in table.columns), strict=True):
+        if name:
+            console.print(f"[bold]{name}[/]", highlight=False)
+        facts = "; ".join(
+            f"{head} {cell.strip()}".strip() for head, cell in zip(heads, cells, strict=True) if cell.strip()
+        )
+        console.print(Padding(facts, (0, 0, 0, 2)), highlight=False)
 
 
 def text_table(*columns: str) -> Table:

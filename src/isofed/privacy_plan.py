@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from isofed.display import simple_table
+from isofed.display import show_table, simple_table
 from isofed.draws import drawn
 from isofed.errors import UserError, unknown
 from isofed.methods.gaussian import Gaussian
@@ -100,7 +100,7 @@ def privacy(console: Console, words: Sequence[str]) -> None:
         f"{plan.at}\nepsilon is that of a whole client; the less of it, the better hidden\n",
         highlight=False,
     )
-    console.print(table)
+    show_table(console, table)
     best = f"{noise:g}" + (",at=client" if plan.at == "client" else "")
     console.print(f"\nTo use it: isofed run method=clip_update:norm=1+gaussian:noise={best} ...", highlight=False)
 

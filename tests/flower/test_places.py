@@ -8,6 +8,7 @@ import signal
 import socket
 import ssl
 import stat
+import subprocess
 import sys
 import threading
 import time
@@ -33,6 +34,7 @@ from isofed.flower.keys import Keys, make_server_keys
 from isofed.flower.local import run_folder
 from isofed.flower.processes import Group
 from isofed.flower.project import write_project
+from isofed.flower.server_app import COMMAND
 from isofed.flower.terms import Refusal
 
 
@@ -238,3 +240,29 @@ def test_impossible_pictures_are_said_before_anything_is_written(
         write_project(tmp_path / "p", changes)
     assert not (tmp_path / "p").exists()
     assert terms.read(write_project(tmp_path / "grey", {"shape": "1,8,8"}))[1].mean == "0.5"
+
+
+@pytest.mark.parametrize("lives", [True, False])
+def test_a_server_app_that_cannot_be_interrupted_ends_with_its_command(lives: bool) -> None:
+    command = subprocess.Popen(["sleep", "60"])
+    if not lives:
+        command.kill()
+        command.wait()
+    code = (
+        "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); from isofed.flower import server_app as s; "
+        "s.PATIENCE = 0.1; s.server(); print('up', flush=True); time.sleep(60)"
+    )
+    environment = os.environ | {COMMAND: str(command.pid)}
+    with subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE) as app:
+        try:
+            assert app.stdout is not None and (app.stdout.readline() == b"up\n" or not lives)
+            if lives:
+                time.sleep(0.5)
+                assert app.poll() is None
+                command.kill()
+                command.wait()
+            assert app.wait(20) == 1
+        finally:
+            for process in (command, app):
+                process.kill()
+                process.wait()

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from isofed import cli
@@ -36,6 +37,16 @@ def test_a_table_is_shown(tmp_path: Path) -> None:
     write(tmp_path, Job(cell, 0), {"accuracy": 20.0})
     code, out, _ = isofed("univarfl", "table2", "--show", f"results={tmp_path}")
     assert code == 0 and "UniVarFL table 2" in out and " 20.0 1 " in out and "not run: " in out
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_no_width_cuts_what_the_paper_prints(width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "console", Console(width=width, color_system=None))
+    done = CliRunner().invoke(cli.app, ["paper", "spherefed", "table2", "--show", f"results={tmp_path}"])
+    words = " ".join(done.stdout.split())
+    for cell in load("spherefed", "table2").cells:
+        published = [row.printed for row in cell.rows.values() if row.mean is not None]
+        assert cell.dataset in words and any(f"{cell.method} {text} " in f"{words} " for text in published), str(cell)
 
 
 def test_what_the_paper_prints_is_shown_before_anything_is_run(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from isofed import __version__
 from isofed.config import is_setting
 from isofed.diagnose.options import Options
 from isofed.diagnose.sections import Diagnosis, Tell
-from isofed.display import Clock, simple_table
+from isofed.display import Clock, show_table, simple_table
 from isofed.errors import UserError
 from isofed.files import plain
 from isofed.report.gather import run_folders
@@ -96,7 +96,7 @@ def _print(console: Console, found: Mapping[str, Mapping[str, Any]]) -> None:
     for path, row in rows.items():
         label = f"{found[path]['method']}, seed {found[path]['seed']}"
         out.add_row(escape(label), *(row[name] or "-" for name in columns))
-    console.print(out)
+    show_table(console, out)
     if any(between_clients(content.get("curvature") or {})["noise"] for content in found.values()):
         console.print(
             "H_N and H_D are left out where noise outweighs the estimate: raise probes, or see H_N_traces and "

@@ -18,7 +18,7 @@ from pathlib import Path
 from isofed.errors import RunError, UserError
 from isofed.flower.addresses import around_proxy, check_free, free_port, joined, near
 from isofed.flower.keys import Keys, private_folder, write_secret
-from isofed.flower.server_app import INSECURE
+from isofed.flower.server_app import COMMAND, INSECURE
 
 BIN = Path(sys.executable).parent  # Flower's commands are installed beside Python
 REVIVE = 5.0  # seconds between two tries to start a group
@@ -51,6 +51,7 @@ class Group:
         environment["PATH"] = f"{BIN}{os.pathsep}{environment.get('PATH', '')}"
         around_proxy(environment)
         parent = os.getpid()
+        environment[COMMAND] = str(parent)
         where = self.log.open("ab") if self.log else None
         try:
             made = subprocess.Popen(

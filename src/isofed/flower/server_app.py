@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from logging import getLogger
 from pathlib import Path
 from typing import Any
@@ -24,11 +26,15 @@ from isofed.result import Result
 
 log = getLogger("flwr.isofed")  # below Flower's own, so that it appears where Flower writes
 INSECURE = "ISOFED_FLOWER_INSECURE"  # set by the server's own start, where nodes have no keys
+COMMAND = "ISOFED_FLOWER_COMMAND"  # likewise: the process of the command with which all is to end
+PATIENCE = 20.0  # seconds that Flower has to end an app whose server is gone
 
 
 def server() -> ServerApp:
     """A Flower server app that runs the federation of the app's table."""
     app = ServerApp()
+    if command := os.environ.get(COMMAND):
+        threading.Thread(target=_end_with, args=(int(command), PATIENCE), daemon=True).start()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
@@ -59,6 +65,28 @@ def federate(grid: Grid, settings: Settings, terms: Terms) -> Result:
             run = Deployed(out=out, pool=crew, **settings.to_dict())  # type: ignore[arg-type]
         result: Result = run.fit(_Told())
     return result
+
+
+def _end_with(command: int, patience: float) -> None:
+    """End this process if the command that started the server has ended, also if it was killed.
+
+    Flower interrupts an app whose server is gone. Should that be in vain, because the interrupt comes while a thread
+    holds what its end waits for, the app would stay for ever, and with it its lock on the run folder.
+    """
+    while _alive(command):
+        time.sleep(1)
+    time.sleep(patience)
+    os._exit(1)
+
+
+def _alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # of another user
+        pass
+    return True
 
 
 def _possible(settings: Settings, terms: Terms) -> None:

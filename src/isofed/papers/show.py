@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from isofed.display import duration, many, simple_table, text_table
+from isofed.display import duration, fits, many, show_table, simple_table, text_table
 from isofed.federation import Federation
 from isofed.papers import compare, presets
 from isofed.papers.budget import Telling
@@ -93,6 +93,24 @@ def show(
         )
 
 
+def _show_cells(console: Console, shown: Sequence[Entry]) -> None:
+    """Paper and measured side by side; on a narrow terminal the data set and the setting stand above their methods."""
+    numbers = ("paper", "here", "seeds", "difference", "within 2 sd")
+    whole, narrow = simple_table("data set", "setting", "method", *numbers), simple_table("method", *numbers)
+    for column in whole.columns[1:3]:
+        column.justify = "left"
+    above = None
+    for e in shown:
+        seeds = str(len(e.found)) if e.found else ""
+        cells = [*map(escape, (printed(e), here(e), seeds)), difference(e), verdict(e)]
+        whole.add_row(escape(e.cell.dataset), escape(e.setting), escape(e.cell.method), *cells)
+        if above != (e.cell.dataset, e.setting):
+            above = e.cell.dataset, e.setting
+            narrow.add_row(f"[bold]{escape(' '.join(above))}[/]")
+        narrow.add_row(f"  {escape(e.cell.method)}", *cells)
+    show_table(console, whole if fits(console, whole, name=console.width) else narrow)
+
+
 def _show_length(console: Console, made: Sequence[Entry], length: Length, variant: str) -> None:
     label = [f"variant {variant}"] if variant != DEFAULT else []
     label += [f"shortened, {length.label}: not comparable with the full length"] if length.label else []
@@ -101,14 +119,7 @@ def _show_length(console: Console, made: Sequence[Entry], length: Length, varian
     ran = [entry for entry in made if entry.found]
     shown = ran if length.label else made  # what the paper prints is worth seeing before anything is run
     if shown:
-        table = simple_table("data set", "setting", "method", "paper", "here", "seeds", "difference", "within 2 sd")
-        for column in table.columns[1:3]:
-            column.justify = "left"
-        for e in shown:
-            seeds = str(len(e.found)) if e.found else ""
-            texts = (e.cell.dataset, e.setting, e.cell.method, printed(e), here(e), seeds)
-            table.add_row(*map(escape, texts), difference(e), verdict(e))
-        console.print(table)
+        _show_cells(console, shown)
     for order in compare.orders(ran):
         same = f"{order.agreeing} of {order.pairs} pairs agree"
         text = (

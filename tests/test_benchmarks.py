@@ -1,0 +1,108 @@
+"""The scripts in ``benchmarks/``: mistakes are found before any work, and records say what they were made with."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import runpy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from isofed.engine.choose import available_cores
+
+FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
+Main = Callable[..., str]
+no_gpu_here = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
+    """Run a script with some words; what it prints, or what it says as it gives up."""
+    monkeypatch.syspath_prepend(FOLDER)  # where a script finds its neighbours
+
+    def main(script: str, *words: str) -> str:
+        monkeypatch.setattr(sys, "argv", [script, *words])
+        threads = torch.get_num_threads()
+        try:
+            runpy.run_path(str(FOLDER / script))["main"]()
+        except SystemExit as end:
+            return f"{capsys.readouterr().err}{end}"
+        finally:
+            torch.set_num_threads(threads)
+        return capsys.readouterr().out
+
+    return main
+
+
+@no_gpu_here
+@pytest.mark.parametrize("script", ["augment.py", "clients.py", "diagnostics.py", "refit.py"])
+def test_a_gpu_that_is_not_there_is_said_in_one_sentence(script: str, run: Main) -> None:
+    assert "needs a GPU that PyTorch can use, and there is none here" in run(script, "--device", "cuda")
+
+
+@pytest.mark.parametrize(
+    "script", ["augment", "clients", "data", "diagnostics", "kernels", "methods", "operations", "overhead", "refit",
+               "robust", "steps"]
+)  # fmt: skip
+def test_a_file_that_cannot_be_written_is_found_before_the_work(script: str, run: Main, tmp_path: Path) -> None:
+    said = run(f"{script}.py", "--json", str(tmp_path / "nowhere" / "found.json"))
+    assert "it must name a file in a folder that is there" in said
+
+
+def test_a_record_has_versions_hardware_and_all_options(run: Main, tmp_path: Path) -> None:
+    file = tmp_path / "found.json"
+    words = ["--samples", "300", "--classes", "4", "--model", "mlp", "--repeats", "1", "--json", str(file)]
+    out = run("refit.py", "--device", "cpu", *words)
+    assert "CCVR takes" in out
+    record: dict[str, Any] = json.loads(file.read_text())
+    about = record["environment"]
+    assert (about["torch"], about["cores"]) == (torch.__version__, available_cores()) and about["device_name"]
+    options = {"device": "cpu", "model": "mlp", "samples": 300, "classes": 4, "repeats": 1}
+    assert record["options"] == options
+    assert {name: len(times) for name, times in record["seconds"].items()} == {"ffc": 1, "ccvr": 1}
+
+
+def test_versions_of_the_peers_are_recorded(run: Main, tmp_path: Path) -> None:
+    file = tmp_path / "found.json"
+    namespace = argparse.Namespace(json=file, rounds=3)
+    runpy.run_path(str(FOLDER / "record.py"))["write"](namespace, "cpu", ("numpy", "no-such-package"), runs=[1])
+    record = json.loads(file.read_text())
+    assert record["environment"]["numpy"] and "no-such-package" not in record["environment"]
+    assert record["options"] == {"rounds": 3} and record["runs"] == [1]
+
+
+def test_one_round_cannot_be_timed(run: Main) -> None:
+    assert "--rounds must be at least 2" in run("clients.py", "--device", "cpu", "--rounds", "1")
+
+
+def test_other_frameworks_are_missed_before_the_first_run(run: Main, tmp_path: Path) -> None:
+    assert "there is no folder cifar-10-batches-bin" in run("peers.py", "--data", str(tmp_path))
+    (tmp_path / "cifar-10-batches-bin").mkdir()
+    try:
+        import pfl  # type: ignore[import-not-found]  # noqa: F401
+    except ImportError:
+        said = run("peers.py", "--data", str(tmp_path), "--frameworks", "isofed,pfl")
+        assert said == "pfl cannot be imported; install the peers, or choose --frameworks"
+
+
+@pytest.mark.parametrize("word", ["round=3", "--fast"])
+def test_a_campaign_of_faults_starts_with_no_word_misunderstood(word: str, run: Main, tmp_path: Path) -> None:
+    pytest.importorskip("flwr")
+    kept = tmp_path / "thesis.txt"
+    kept.write_text("years of work")
+    assert f"'{word.partition('=')[0]}' is none of the words" in run("faults.py", word, f"out={tmp_path}")
+    assert kept.exists()
+
+
+def test_a_campaign_of_faults_empties_no_other_folder(run: Main, tmp_path: Path) -> None:
+    pytest.importorskip("flwr")
+    kept = tmp_path / "thesis.txt"
+    kept.write_text("years of work")
+    assert "is not a campaign's folder" in run("faults.py", f"out={tmp_path}")
+    assert "python benchmarks/faults.py" in run("faults.py", "--help", f"out={tmp_path}")
+    assert kept.read_text() == "years of work"
