@@ -13,11 +13,12 @@ import typer
 from rich.console import Console
 
 from isofed.errors import IsofedError
-from isofed.help import Command, help_text
+from isofed.help import Command, Commands, help_text
 from isofed.traces import place_of
 
 app = typer.Typer(
     name="isofed",
+    cls=Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -156,18 +157,20 @@ def methods(
 def models(
     words: Annotated[
         list[str] | None,
-        typer.Argument(help="size=, classes=, channels= and norm= to count for", show_default=False),
+        typer.Argument(help="networks; size=, classes=, channels= and norm= to count for", show_default=False),
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """List the networks with their parameters, multiply-accumulates and feature width.
+    """List the networks with their parameters, multiply-accumulates and feature width, or look into some.
 
-    For ten classes and pictures of 32x32 with three channels, unless you say otherwise.
+    Of a network that is named, also the parts, by whose names methods act on it, and what comes out of them. All for
+    ten classes and pictures of 32x32 with three channels, unless you say otherwise.
 
     [bold]Examples[/]
 
       isofed models
       isofed models size=96 classes=7
+      isofed models resnet18 classes=100
     """
     from isofed import explain_models
 
@@ -334,16 +337,20 @@ def bench(words: Words = None, debug: Debug = False) -> None:
 
 
 @command
-def settings(debug: Debug = False) -> None:
-    """List every setting of a run with its default and meaning.
+def settings(
+    words: Annotated[list[str] | None, typer.Argument(help="settings, or parts of them", show_default=False)] = None,
+    debug: Debug = False,
+) -> None:
+    """List every setting of a run with its default and meaning, or some.
 
     [bold]Examples[/]
 
       isofed settings
+      isofed settings lr batch      # those with 'lr' or 'batch' in their names
     """
     from isofed import commands
 
-    commands.settings(console)
+    commands.settings(console, words or [])
 
 
 import isofed.flower.cli  # noqa: E402, F401  the commands below `isofed flower`, made with what is above

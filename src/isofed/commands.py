@@ -42,7 +42,7 @@ from isofed.display import (
     text_table,
 )
 from isofed.engine.world import World
-from isofed.errors import RunError, UserError
+from isofed.errors import RunError, UserError, unknown
 from isofed.experiments import Batch, Plan, final_plans, plan_comparison, plan_tuning, run_all, seeds_of
 from isofed.federation import Federation
 from isofed.result import IF_DIVERGES, Result
@@ -368,12 +368,17 @@ def _print_split(console: Console, world: World) -> None:
     console.print(out)
 
 
-def settings(console: Console) -> None:
-    """Every setting with its default."""
+def settings(console: Console, words: Sequence[str] = ()) -> None:
+    """Every setting with its default, or those whose names have one of these words in them."""
+    fields = {name: (show(name, f.default), f.description or "") for name, f in Settings.model_fields.items()}
+    fields["out"] = ("a new folder in runs/", "the run folder")
+    for word in words:
+        if not any(word.lower() in name for name in fields):
+            raise unknown("setting", word, fields)
     out = text_table("setting", "default", "what it means")
-    for name, field in Settings.model_fields.items():
-        out.add_row(name, show(name, field.default), field.description or "")
-    out.add_row("out", "a new folder in runs/", "the run folder")
+    for name, told in fields.items():
+        if not words or any(word.lower() in name for word in words):
+            out.add_row(name, *told)
     console.print(out)
 
 

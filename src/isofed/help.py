@@ -1,4 +1,4 @@
-"""How commands explain themselves: help that fits any terminal, and a word to whoever writes a setting as an option."""
+"""How commands explain themselves: help that fits any terminal, and a word to whoever mistypes one or a setting."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import inspect
 
 import click
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
+
+from isofed.errors import unknown
 
 
 def help_text(text: str) -> str:
@@ -15,6 +17,19 @@ def help_text(text: str) -> str:
     paragraphs = [" ".join(paragraph.split()) for paragraph in prose.split("\n\n")]
     lines = [line.strip() for line in examples.splitlines() if line.strip()]
     return "\n\n".join([*filter(None, paragraphs), "\n".join(["[bold]Examples[/]", *lines])])
+
+
+class Commands(TyperGroup):
+    """Commands of which the nearest is named to whoever asks for one that does not exist."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0] if args else ""
+        if name and not name.startswith("-") and self.get_command(ctx, name) is None:
+            click.echo(f"isofed: {unknown('command', name, self.list_commands(ctx))}", err=True)
+            raise typer.Exit(2)
+        return super().resolve_command(ctx, args)
 
 
 class Command(TyperCommand):

@@ -28,12 +28,28 @@ from tests.cli_tools import SMALL, complaint, isofed, result, succeeds
         (["run", "model=resnet21"], r"no model 'resnet21': did you mean 'resnet20'\? `isofed models` lists all"),
         (["run", "lr=abc"], "lr=abc is not possible: it must be a number"),
         (["run", "ruonds=3"], r"there is no setting 'ruonds': did you mean 'rounds'\? `isofed settings` lists all"),
+        (["rnu", "rounds=3"], "there is no command 'rnu': did you mean 'run'"),
+        (["frobnicate"], "there is no command 'frobnicate'. Known: bench, compare, .*, watch"),
+        (["flower", "sevrer"], "there is no command 'sevrer': did you mean 'server'"),
+        (["settings", "lrs"], "there is no setting 'lrs': did you mean 'lr'"),
+        (["models", "resnet19"], "there is no model 'resnet19': did you mean 'resnet18'"),
+        (["models", "sise=3"], "'sise=3' means nothing here; write size="),
         (["run", "frobnicate=3"], "there is no setting 'frobnicate'. Known: .*, out, "),
     ],
 )  # fmt: skip
 def test_a_slip_is_answered_with_what_is_right(words: list[str], said: str, tmp_path: Path) -> None:
     assert re.search(said, complaint(isofed(*words, cwd=tmp_path), 2))
     assert not list(tmp_path.iterdir())
+
+
+def test_settings_and_networks_by_name() -> None:
+    found = succeeds("settings", "LR", "epochs").splitlines()
+    assert [line.split()[0] for line in found] == ["setting", "local_epochs", "lr", "lr_schedule"]
+    parts = succeeds("models", "feduv-cnn", "size=96", "classes=7").splitlines()
+    rows = [" ".join(line.split()) for line in parts]
+    # By hand: the last stage has 32 * 64 * 9 + 64 * 64 * 9 + 64 * 64 weights and three batch norms of 2 * 64.
+    assert "stage3 64 x 19 x 19 59,776" in rows and "projector 256 83,456" in rows and "head 7 1,799" in rows
+    assert not any(row.startswith("resnet") for row in rows)
 
 
 def test_an_option_that_is_no_setting_is_left_to_the_parser(tmp_path: Path) -> None:

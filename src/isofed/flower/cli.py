@@ -9,9 +9,11 @@ from typing import Annotated
 import typer
 
 from isofed.cli import Debug, Quiet, Words, app, command, console
+from isofed.help import Commands
 
 group = typer.Typer(
     name="flower",
+    cls=Commands,
     help="The same federation at real sites, over Flower.",
     no_args_is_help=True,
     rich_markup_mode="rich",
