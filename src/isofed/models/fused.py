@@ -32,6 +32,7 @@ def fuse(network: nn.Module) -> None:
     """Let the layers of a network on a GPU use these kernels; the names of its tensors stay as they are."""
     from isofed.models.base import FusedNorm  # which needs this module itself
     from isofed.models.dropout import Dropout
+    from isofed.models.residual import Residual
 
     if not available():
         return
@@ -42,7 +43,7 @@ def fuse(network: nn.Module) -> None:
             elif isinstance(child, FusedNorm):
                 child.ticket = tickets(child.num_features, child.weight.device)
                 child.relu = child.relu or _taken(module, name, lambda m: type(m) is nn.ReLU)
-            elif isinstance(child, Dropout):
+            elif isinstance(child, (Dropout, Residual)):
                 child.fused = True
 
 
