@@ -203,7 +203,7 @@ def test_a_real_process_says_the_same(here: Path) -> None:
 
 
 def test_an_unknown_option_or_command_is_refused(here: Path) -> None:
-    for words in (["run", "--fast"], ["rum"], ["settings", "lr"]):
+    for words in (["run", "--fast"], ["rum"], ["settings", "lrate"], ["methods", "--fast"]):
         code, out, err = isofed(*words, cwd=here)
         assert code == 2 and out == "" and "Traceback" not in err
         assert words[-1] in err
