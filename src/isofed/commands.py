@@ -129,7 +129,8 @@ def compare(console: Console, words: Sequence[str], quiet: bool) -> None:
     batch = _run_all(plans, display)
     s = plans[0].settings
     rows, written = record_comparison(plans, batch, seeds, root)
-    _print_comparison(console, rows, s, len(seeds))
+    later = [plan.row for plan in plans if plan.settings.method.exchanges]
+    _print_comparison(console, rows, s, len(seeds), next(iter(later), None))
     for row, by_seed in batch.results.items():
         if any(result.diverged for result in by_seed.values()):
             console.print(f"training of {row} diverges: {IF_DIVERGES}", highlight=False, markup=False)
@@ -145,7 +146,10 @@ def _run_all(plans: Sequence[Plan], display: CompareDisplay) -> Batch:
         return run_all(plans, display)
 
 
-def _print_comparison(console: Console, rows: Sequence[tables.Row], s: Settings, seeds: int) -> None:
+def _print_comparison(
+    console: Console, rows: Sequence[tables.Row], s: Settings, seeds: int, later: str | None = None
+) -> None:
+    """The table; ``later`` is a method that does something after the last round."""
     columns = ["method", "accuracy %", "differ", "95 % interval", "time", "MB"]
     if s.target is not None:
         columns.insert(4, f"to {100 * s.target:g} %")
@@ -177,7 +181,8 @@ def _print_comparison(console: Console, rows: Sequence[tables.Row], s: Settings,
     to_target = ""
     if s.target is not None:
         some = f"; '> {s.rounds} (1/{seeds})' means that {s.rounds} were enough for one seed only" if seeds > 1 else ""
-        to_target = f" 'To {100 * s.target:g} %' counts rounds{some}."
+        after = f", before what {later} does after the last one" if later else ""
+        to_target = f" 'To {100 * s.target:g} %' counts rounds{after}{some}."
     console.print(
         f"\n{s.data}, {s.partition}, {many(s.rounds, 'round')}; mean ± standard deviation over {over}. "
         f"'Differ' is to {base}, in points, paired by seed; * marks an interval that excludes zero.{to_target} "

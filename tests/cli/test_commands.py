@@ -38,6 +38,14 @@ def test_output_that_is_not_a_terminal_is_plain_and_short(tmp_path: Path) -> Non
     assert max(map(len, out.splitlines())) <= 120
 
 
+def test_rounds_to_a_target_are_counted_before_a_head_is_refitted(tmp_path: Path) -> None:
+    words = (*SMALL, "rounds=1", "executor=serial", "target=0.99", "--quiet")
+    for methods, told in ((("fedavg", "fedavg+ffc"), True), (("fedavg",), False)):
+        out = " ".join(succeeds("compare", *methods, *words, f"out={tmp_path / str(told)}").split())
+        assert "'To 99 %' counts rounds" in out
+        assert ("counts rounds, before what fedavg+ffc does after the last one." in out) == told
+
+
 def test_quiet_shows_the_result_and_nothing_else(tmp_path: Path) -> None:
     out = succeeds("run", *SMALL, "rounds=5", "-q", f"out={tmp_path / 'run'}")
     first, second = out.splitlines()
