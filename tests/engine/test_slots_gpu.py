@@ -13,7 +13,6 @@ from torch import nn
 
 from isofed import Federation, Method
 from isofed.config import settings
-from isofed.engine import step as steps
 from isofed.engine.choose import exact_arithmetic
 from isofed.engine.replica import Job, Outcome
 from isofed.engine.serial import Executor, Serial
@@ -107,15 +106,6 @@ def test_whole_federations_repeat_bit_for_bit(method: str, tmp_path: Path) -> No
     for run in runs:
         assert all(torch.equal(run.weights[k], serial.weights[k]) for k in run.weights)
         assert [line["accuracy"] for line in run.history] == [line["accuracy"] for line in serial.history]
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_gradients_that_nobody_looks_at_need_not_be_written(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steps, "_LARGE", 2000)
-    more: dict[str, Any] = {"method": "feduv", "precision": precision, "momentum": 0.9}
-    straight = two_rounds(Slots, 3, **more)[0]
-    monkeypatch.setattr(steps, "looked_at", lambda method, settings, device: True)
-    assert_same_bits(straight, two_rounds(Slots, 3, **more)[0])
 
 
 def test_bf16_learns_as_fp32_does() -> None:
