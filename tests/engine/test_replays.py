@@ -44,15 +44,11 @@ def test_replays_give_the_bits_of_what_is_done(
     method: str, more: dict[str, Any], ahead: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(steps, "steps_ahead", lambda batch, images: ahead)  # pictures that are made ready together
-    looked_at, gpu = steps.looked_at, torch.device("cuda")
-    monkeypatch.setattr(steps, "looked_at", lambda method, settings, device: looked_at(method, settings, gpu))
-    monkeypatch.setattr(steps, "_LARGE", 500)
     of = world(2, method=method, clients=4, data="synthetic:samples=160,test=60,size=8", **more)
     executor = Slots(of, CPU)
     found = two_rounds(executor, of)
     assert all(slot.graphs is not None and slot.graphs._made for slot in executor.slots)
     monkeypatch.setattr(module, "Lane", Lane)
-    monkeypatch.setattr(steps, "looked_at", looked_at)
     assert_same(found, two_rounds(Serial(of, CPU), of))
 
 

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from isofed import Method
-from isofed.engine import step as step_module
 from isofed.engine.replica import Job, Outcome, Replica
-from isofed.engine.sgd import update
 from isofed.federation import Federation
-from isofed.methods import Step
 from isofed.models import has_batch_norm
 from tests.engine.plain import TOLERANCE, Plain, distance
 
@@ -103,55 +97,6 @@ def test_the_local_loss_is_the_mean_over_the_samples_of_the_visit() -> None:
         model, _ = plain.train(model, [(inputs, labels)])
     assert outcome.loss == pytest.approx(total / count, rel=1e-6)
     assert outcome.samples == count == 2 * len(run.world.clients[0])
-
-
-@pytest.mark.parametrize("large", [1, 200, 10**9])
-@pytest.mark.parametrize("optimiser", ["plain", "everything but clip"])
-def test_gradients_that_nobody_looks_at_need_not_be_written(
-    optimiser: str, large: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As on a GPU: large ones go from where they were found into the weights, to the last bit as all at once."""
-    options = {"plain": {}, "everything but clip": {"momentum": 0.8, "nesterov": True, "weight_decay": 0.02}}
-    run = federation(model="resnet8", **options[optimiser])
-    wanted = visit(run)
-    monkeypatch.setattr(step_module, "_LARGE", large)
-    replica = Replica(run.world, CPU)
-    replica.local._unseen = True
-    parts = []
-
-    def spy(*given: Any, **more: Any) -> None:
-        parts.append(given)
-        update(*given, **more)
-
-    monkeypatch.setattr(step_module, "update", spy)
-    found = visit(run, replica=replica)
-    assert wanted.model is not None and found.model is not None
-    assert torch.equal(found.model, wanted.model)
-    assert len(parts) > 3 * found.steps if large < 10**9 else len(parts) == found.steps
-    assert replica.local._apart is None and int(replica.local.step.counter) == found.steps
-
-
-@dataclass(frozen=True)
-class Quiet(Method):
-    """Does nothing, but it is somebody's own."""
-
-    def loss(self, step: Step) -> Tensor | None:
-        return None
-
-
-@pytest.mark.parametrize(
-    ("method", "clip", "seen"),
-    [
-        *[(name, None, False) for name in ("fedavg", "feduv", "moon", "feddecorr+fednova", "spherefed", "mixup")],
-        *[(name, None, True) for name in ("fedprox", "scaffold", "feddyn", "fedsam", "gradaug", "fedavg+fedalign")],
-        ("fedavg", 1.0, True),
-        ([Quiet()], None, True),
-    ],
-)
-def test_who_may_look_at_a_gradient(method: Any, clip: float | None, seen: bool) -> None:
-    settings = federation(method=method, clip=clip, model="resnet8").settings
-    assert step_module.looked_at(settings.method, settings, torch.device("cuda")) == seen
-    assert step_module.looked_at(settings.method, settings, CPU)
 
 
 def test_gaps_stay_zero() -> None:

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from isofed.models import create, fused
-from isofed.models.add_relu import add_relu, alike
 from isofed.models.base import BatchNorm1d, BatchNorm2d
 from isofed.models.convolution import FusedConv2d
 from isofed.models.dropout import Dropout, dropouts, hashed, places
@@ -107,27 +106,6 @@ def test_a_fused_network_judges_a_batch_without_pictures(model: str) -> None:
     nothing = torch.empty(0, 3, 32, 32, device="cuda").to(memory_format=torch.channels_last)
     with torch.no_grad():
         assert network.eval()(nothing).logits.shape == (0, 10)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("shape", [(64, 64, 16, 16), (3, 5, 2, 7), (7, 129)])
-def test_a_sum_with_its_relu_is_what_pytorch_makes_of_it(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    if not fused.available():
-        pytest.skip("no Triton here")
-    draws = torch.Generator("cuda").manual_seed(3)
-    a, b, g = (torch.randn(shape, device="cuda", generator=draws).to(dtype) for _ in range(3))
-    if len(shape) == 4:
-        a, b = a.to(memory_format=torch.channels_last), b.to(memory_format=torch.channels_last)  # and g another way
-    a[0, 0] = torch.nan if len(shape) == 2 else a[0, 0]
-    assert alike(a, b) and not alike(a, b.double()) and not alike(a, b[:2])
-    found = []
-    for together in (add_relu, lambda a, b: torch.relu(a + b)):
-        inputs = [a.clone().requires_grad_(), b.clone().requires_grad_()]
-        made = together(*inputs)
-        found.append([made.detach(), *torch.autograd.grad(made, inputs, g)])
-    for ours, theirs in zip(*found, strict=True):
-        assert ours.stride() == theirs.stride() or ours.dim() == 4
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("shape", [(64, 64, 14, 14), (64, 128), (3, 5, 2, 7)])

@@ -15,16 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from isofed.config import Settings
 from isofed.data.augment import parse as parse_augment
 from isofed.data.base import Dataset, Part
-from isofed.engine.sgd import in_order, put, update
+from isofed.engine.sgd import put, update
 from isofed.engine.state import ClientState
 from isofed.engine.world import World
-from isofed.layout import ALIGN, Entry, Layout, Tensors
+from isofed.layout import Entry, Layout, Tensors
 from isofed.methods import Step
-from isofed.methods.compose import Composition
-from isofed.methods.registry import is_ours
 from isofed.models import Network
 from isofed.models.dropout import dropouts
 from isofed.models.fused import fuse
@@ -91,7 +88,6 @@ class LocalStep:
         self.loss = torch.zeros((), device=device)  # summed over the samples of a visit
         named = dict(network.named_parameters())
         trained = [e for e in layout.entries if e.trained]
-        self._entries = trained
         self.parameters = [named[e.name] for e in trained]
         self.gradients = [e.view(step.grad) for e in trained]
         self._place = {id(p): place for p, place in zip(self.parameters, self.gradients, strict=True)}
@@ -113,9 +109,6 @@ class LocalStep:
         self._ready: tuple[Tensor, Tensor]  # inputs and labels of the next steps
         self._counted = False  # whether this batch's loss is in the sum
         self._fresh = True  # whether what is in the gradient is of the last step
-        # Where nobody looks at a step's gradient, the largest parts need not be written to it and read again.
-        self._unseen = not looked_at(method, settings, device)
-        self._apart: list[tuple[Entry, Tensor]] | None = None  # those parts, in a step where they are not written
 
     def take(self, size: int) -> None:
         """Train on the next batch of the plan, of ``size`` samples."""
@@ -133,13 +126,9 @@ class LocalStep:
         step.position += 1
 
     def _whole(self, size: int) -> None:
-        self._apart = [] if self._unseen else None
-        try:
-            self._load(size)
-            self.method.around(self.step, self.passes)
-            self._update()
-        finally:
-            self._apart = None
+        self._load(size)
+        self.method.around(self.step, self.passes)
+        self._update()
 
     def _prepare(self, width: int) -> None:
         """Make the pictures of the next steps ready, ``width`` in each.
@@ -219,9 +208,7 @@ class LocalStep:
         first, self._fresh = self._fresh, False
         places: list[Tensor] = self.gradients
         wanted: Sequence[Tensor] = self.parameters
-        entries: Sequence[Entry | None] = self._entries
         if cuts:
-            entries = [None] * len(cuts)
             places = [self._place[id(cut.parameter)][cut.where] for cut in cuts]
             wanted = [cut.part for cut in cuts]
             if first:
@@ -229,12 +216,9 @@ class LocalStep:
                 first = False
         found = torch.autograd.grad(loss, wanted, allow_unused=True)
         kinds: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}  # one kernel for each kind
-        for entry, place, gradient in zip(entries, places, found, strict=True):
+        for place, gradient in zip(places, found, strict=True):
             if gradient is not None and first and gradient.numel() >= _LARGE:
-                if self._apart is not None and entry is not None and in_order(gradient, place):
-                    self._apart.append((entry, gradient))
-                else:
-                    put(place, gradient)
+                put(place, gradient)
             elif gradient is not None:
                 here, gradients = kinds.setdefault(gradient.dtype, ([], []))
                 here.append(place)
@@ -272,19 +256,7 @@ class LocalStep:
         self.method.gradient(step)
         if s.clip is not None:
             step.grad.mul_((s.clip / (torch.linalg.vector_norm(step.grad) + 1e-6)).clamp_(max=1.0))
-        parts: list[tuple[slice, Tensor]] = []
-        begin = 0
-        for entry, gradient in self._apart or []:
-            if begin < entry.offset:
-                parts.append((slice(begin, entry.offset), step.grad[begin : entry.offset]))
-            end = entry.offset + entry.size
-            parts.append((slice(entry.offset, end), gradient))
-            begin = -(-end // ALIGN) * ALIGN  # past the zeros that stay zeros
-        if begin < len(step.weights):
-            parts.append((slice(begin, None), step.grad[begin:]))
-        for n, (part, gradient) in enumerate(parts, 1):
-            last = n == len(parts)
-            update(s, step.weights[part], gradient, self.momentum[part], step.lr, step.counter, counts=last)
+        update(s, step.weights, step.grad, self.momentum, step.lr, step.counter)
 
     def autocast(self) -> AbstractContextManager[object]:
         """Half precision where it is asked for; master weights stay float32."""
@@ -292,14 +264,6 @@ class LocalStep:
             return nullcontext()
         # The cache of cast weights would hand a second pass the weights of the first.
         return torch.autocast(self.run.device.type, torch.bfloat16, cache_enabled=False)
-
-
-def looked_at(method: Composition, settings: Settings, device: torch.device) -> bool:
-    """Whether anybody may read or change a step's gradient before the update; a processor has no time to gain by it."""
-    if device.type == "cpu":
-        return True
-    own = not all(is_ours(type(part)) for _, part in method.parts)
-    return own or method.corrects or method.wraps or bool(method.host) or settings.clip is not None
 
 
 def _gaps(entries: Iterable[Entry], vector: Tensor) -> list[Tensor]:

@@ -32,7 +32,6 @@ def fuse(network: nn.Module) -> None:
     """Let the layers of a network on a GPU use these kernels; the names of its tensors stay as they are."""
     from isofed.models.base import FusedNorm  # which needs this module itself
     from isofed.models.dropout import Dropout
-    from isofed.models.residual import Residual
 
     if not available():
         return
@@ -43,7 +42,7 @@ def fuse(network: nn.Module) -> None:
             elif isinstance(child, FusedNorm):
                 child.ticket = tickets(child.num_features, child.weight.device)
                 child.relu = child.relu or _taken(module, name, lambda m: type(m) is nn.ReLU)
-            elif isinstance(child, (Dropout, Residual)):
+            elif isinstance(child, Dropout):
                 child.fused = True
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from isofed.models.add_relu import add_relu, alike
-
 
 class Residual(nn.Module):
     """A branch around which the input flows unchanged or through a shortcut: relu(shortcut(x) + branch(x)).
@@ -31,7 +29,6 @@ class Residual(nn.Module):
         self.relu = relu
         self.keep = 1.0
         self.gate: Tensor | None = None
-        self.fused = False  # whether sum and ReLU are one kernel: see :mod:`isofed.models.fused`
 
     def forward(self, x: Tensor) -> Tensor:
         if self.keep < 1.0 and self.training and self.gate is not None:
@@ -49,9 +46,7 @@ class Residual(nn.Module):
             x = self.shortcut(y, inside.shape[1])
         elif self.shortcut is not None:
             x = self.shortcut(y)
-        if not self.relu:
-            return x + inside
-        return add_relu(x, inside) if self.fused and alike(x, inside) else torch.relu(x + inside)
+        return torch.relu(x + inside) if self.relu else x + inside
 
     def _inside(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """What the branch sees, and what it makes of it."""
