@@ -50,7 +50,7 @@ class Graphs:
         self._addresses: tuple[Any, ...] = ()
         self._values: tuple[Any, ...] = ()
         # What a method of one's own may have set in `begin`, such as a temperature; ours set nothing.
-        own = any(not type(m).__module__.startswith("isofed.") for _, m in local.method.parts)
+        own = not local.method.ours
         self._layers = [vars(module) for module in local.network.modules()] if own else []
         self._passed: Hashable = None  # the pass whose results the next piece reads
         self._capturing = False

@@ -30,7 +30,6 @@ from isofed.engine.slot import Arriving, Slot
 from isofed.engine.world import World
 from isofed.errors import BadMethod, RunError
 from isofed.layout import Tensors
-from isofed.methods.registry import is_ours
 from isofed.traces import Elsewhere
 
 MOST = 32  # slots
@@ -183,11 +182,15 @@ class Slots:
 
     def _drop(self, slot: Slot) -> None:
         synchronize(self.device)
-        self.slots.remove(slot)
-        slot.release()
-        del slot.replica
-        give_back_memory(self.device)
+        self._remove([slot])
         self._note(f"the GPU ran out of memory: going on with {_slots(len(self.slots))}")
+
+    def _remove(self, slots: Sequence[Slot]) -> None:
+        for slot in slots:
+            self.slots.remove(slot)
+            slot.release()
+            del slot.replica  # a name that is left for the slot would keep its memory
+        give_back_memory(self.device)
 
     def _make_room_to_judge(self) -> None:
         slot = self.slots[0]
@@ -242,11 +245,7 @@ class Slots:
         """Keep as many slots as share a round most evenly: half of those there are would be as fast, all at work."""
         most = len(self.slots)
         keep = min(range((most + 1) // 2, most + 1), key=lambda n: (-(-visits // n) * n, -n if more else n))
-        for slot in self.slots[keep:]:
-            slot.release()
-            del slot.replica  # the last one's name would keep its memory
-        del self.slots[keep:]
-        give_back_memory(self.device)
+        self._remove(self.slots[keep:])
 
     def _add(self, job: Job, weights: Tensor, sent: Tensors, most: int) -> bool:
         """Make a slot and capture its step; whether another one may be tried."""
@@ -292,8 +291,8 @@ class Slots:
             if sizes:
                 self._size = max(sizes)
                 # Somebody's own method may count its visits, and is not to see any that are none.
-                ours = all(is_ours(type(part)) for _, part in self.world.settings.method.parts)
-                self._visit = (probe, weights, sent) if ours and len(sizes) <= SHORT else None
+                short = self.world.settings.method.ours and len(sizes) <= SHORT
+                self._visit = (probe, weights, sent) if short else None
                 return True
             slot.leave()
             self._probes.pop(0)

@@ -220,6 +220,11 @@ class Composition:
         inner()
 
     @property
+    def ours(self) -> bool:
+        """Whether all parts are of this package, and none is somebody's own."""
+        return all(is_ours(type(part)) for _, part in self.parts)
+
+    @property
     def wraps(self) -> bool:
         """Whether a part wraps the passes."""
         return bool(self._around)
