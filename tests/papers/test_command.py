@@ -93,6 +93,8 @@ def test_a_run_that_needs_data_says_so(tmp_path: Path) -> None:
         (["feduv", "table1", "budget=10s"], "budget=10s is too short: 10 s of it are kept to stop in time"),
         (["feduv", "table1", "only=cifar100"], "'cifar100' needs the folder it was unpacked into: give data_root="),
         (["feduv", "table1", "whole=perhaps"], "whole=perhaps must be true or false"),
+        (["feduv", "table1", "alone=perhaps"], "alone=perhaps must be true or false"),
+        (["feduv", "table5", "alone=false"], "these cells of feduv table5 are about nothing but time"),
         (["feduv", "table1", "variant=papr"], "there is no variant of feduv table1 'papr'"),
         (["feduv", "table1", "only=cifar100", "lr=fast"], "lr=fast is not possible"),
         (["feduv", "table1", "only=cifar100", "fedprox.mu=1"], "called 'fedprox'"),

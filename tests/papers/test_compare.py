@@ -152,6 +152,7 @@ def test_a_variant_that_leaves_the_reference_alone_is_timed_by_the_defaults(tmp_
         {"executor": "slots:2"},
         {"how": {**HOW, "slots": 2}},
         {"resumed": 3},
+        {"alone": False},
     ],
 )
 def test_times_of_other_circumstances_are_not_compared(other: dict[str, Any], tmp_path: Path) -> None:
@@ -166,7 +167,9 @@ def test_times_of_other_circumstances_are_not_compared(other: dict[str, Any], tm
     write(tmp_path, Job(moon, 0), {"seconds": 9.0}, **{**usual, **other})
     first, second, third = compare.entries(preset, Results(tmp_path))
     assert first.values == (1.0,) and second.values == (1.5,)
-    assert third.values == (() if "resumed" in other else (9 / 8,)) and len(third.found) == len(third.values)
+    assert third.values == (() if {"resumed", "alone"} & set(other) else (9 / 8,)) and len(third.found) == len(
+        third.values
+    )
 
 
 def test_what_cannot_be_compared_is_timed_again_with_its_reference(tmp_path: Path) -> None:

@@ -304,3 +304,13 @@ def test_a_result_says_that_its_run_went_on_in_another_process(tmp_path: Path, s
     run([job], Results(tmp_path / "r"), tmp_path / "runs", FOREVER, Heard())
     (found,) = Results(tmp_path / "r").all()
     assert found.content["resumed"] == 2 and Results(tmp_path / "r").timed(job) == []
+
+
+def test_times_from_beside_other_work_do_not_count(tmp_path: Path) -> None:
+    job, timing = jobs(cell())[0], Job(cell("FedUV", measures={"time": "seconds"}), 0)
+    heard = Heard()
+    outcome = run([job, timing], Results(tmp_path / "r"), tmp_path / "runs", FOREVER, heard, alone=False)
+    (found,) = Results(tmp_path / "r").all()
+    assert heard.begun == ["FedAvg"] and outcome.missing == 1
+    assert found.content["alone"] is False and found.measures["accuracy"] is not None
+    assert Results(tmp_path / "r").of(job) is not None and Results(tmp_path / "r").timed(job) == []

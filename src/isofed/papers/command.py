@@ -38,6 +38,7 @@ class Words:
     budget: str = ""
     whole: str = "false"
     keep_runs: str = "false"
+    alone: str = "true"
     data_root: str = ""
     runs: str = "runs/papers"
     results: str = "results"
@@ -140,6 +141,12 @@ def _run(console: Console, preset: Preset, asked: Words, budget: Budget, data: D
     results, jobs = Results(folder), asked.jobs(preset)
     for job in jobs:
         _ = job.settings  # whatever is wrong with one is said before any of them starts
+    alone = _yes("alone", asked.alone)
+    if not alone and all(job.timing for job in jobs):
+        raise UserError(
+            f"these cells of {preset.paper} {preset.name} are about nothing but time, which alone=false does not keep; "
+            "leave it out and the machine alone"
+        )
     try:
         outcome = run(
             jobs,
@@ -149,6 +156,7 @@ def _run(console: Console, preset: Preset, asked: Words, budget: Budget, data: D
             show.Progress(console, quiet),
             whole=_yes("whole", asked.whole),
             keep=_yes("keep_runs", asked.keep_runs),
+            alone=alone,
             data=data,
         )
     except KeyboardInterrupt:

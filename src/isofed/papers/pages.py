@@ -52,6 +52,7 @@ the third writes these pages anew. What a run may be told:
 | `data_root=F` | the folder of the data sets; without it `ISOFED_DATA` |
 | `results=F`, `runs=F` | where results and run folders are; `results/` and `runs/papers/` |
 | `keep_runs=true` | leave checkpoints and models of finished runs in place |
+| `alone=false` | something else is run on the machine at the same time: accuracies are kept, times are not compared |
 | `device`, `precision`, `executor`, `slots` | how it is computed, recorded with the result |
 | any other setting | `lr=0.1` or `feduv.lam=2.5` tries something out; such results are kept apart |
 

@@ -163,8 +163,9 @@ def _has(finished: Finished, measures: Iterable[str], whole: bool = False) -> bo
 
 
 def _timed(finished: Finished) -> bool:
-    """Whether the times of a result's rounds are of one process: one that went on may have had others beside it."""
-    return _has(finished, RATIOS, whole=True) and not finished.content.get("resumed")
+    """Whether the times of a result's rounds are of one process that had the machine for itself, as far as is known."""
+    c = finished.content
+    return _has(finished, RATIOS, whole=True) and not c.get("resumed") and bool(c.get("alone", True))
 
 
 def _is_whole(content: Any) -> bool:

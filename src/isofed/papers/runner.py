@@ -48,6 +48,7 @@ def run(
     *,
     whole: bool = False,
     keep: bool = False,
+    alone: bool = True,
     data: Data | None = None,
 ) -> Outcome:
     """Run the jobs that have no result yet, in order, for as long as the budget lasts.
@@ -56,10 +57,11 @@ def run(
         runs: the folder of the run folders, which hold what is needed to go on.
         whole: run only what can be expected to be finished within the budget, and put off the rest.
         keep: leave checkpoints and models of finished runs where they are; otherwise only their records stay.
+        alone: whether nothing else is run on the machine, so that times may be compared.
         data: data sets that were read before, for calls one after another.
     """
     outcome, data, begun = Outcome(), data or Data(tell.reading), list[Job]()
-    todo = [job for job in jobs if _missing(job, jobs, results)]
+    todo = [job for job in jobs if _missing(job, jobs, results) and (alone or not job.timing)]
     if todo:
         results.check()
     absent: dict[str, str] = {}
@@ -86,7 +88,7 @@ def run(
             tell.cell(number, len(todo), job)
             begun.append(job)
             try:
-                _one(job, jobs, dataset, results, runs, budget, tell, whole)
+                _one(job, jobs, dataset, results, runs, budget, tell, whole, alone)
             except BudgetOver:
                 if whole:  # something shorter may still fit
                     _put_off(job, _needed(job, jobs, results, runs, begun), outcome, budget, tell)
@@ -123,6 +125,7 @@ def _one(
     budget: Budget,
     tell: Telling,
     whole: bool,
+    alone: bool,
 ) -> None:
     """One job from wherever it is to its result."""
     folder = job.folder(runs)
@@ -132,6 +135,7 @@ def _one(
     federation = _take_up(job, jobs, dataset, runs)
     before = len(pace.rounds_of(job, runs))
     made = head(job, federation.settings) | ({"resumed": before} if before else {})
+    made |= {} if alone else {"alone": False}
     try:
         result = federation.fit(Timed(tell, budget, whole))
     except RunError as error:
