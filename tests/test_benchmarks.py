@@ -46,8 +46,8 @@ def test_a_gpu_that_is_not_there_is_said_in_one_sentence(script: str, run: Main)
 
 
 @pytest.mark.parametrize(
-    "script", ["augment", "clients", "data", "diagnostics", "kernels", "methods", "operations", "overhead", "refit",
-               "robust", "steps"]
+    "script", ["augment", "clients", "data", "diagnostics", "kernels", "limits", "methods", "operations", "overhead",
+               "precision", "refit", "robust", "steps"]
 )  # fmt: skip
 def test_a_file_that_cannot_be_written_is_found_before_the_work(script: str, run: Main, tmp_path: Path) -> None:
     said = run(f"{script}.py", "--json", str(tmp_path / "nowhere" / "found.json"))
@@ -74,6 +74,28 @@ def test_versions_of_the_peers_are_recorded(run: Main, tmp_path: Path) -> None:
     record = json.loads(file.read_text())
     assert record["environment"]["numpy"] and "no-such-package" not in record["environment"]
     assert record["options"] == {"rounds": 3} and record["runs"] == [1]
+
+
+def test_the_bytes_of_a_step_are_those_of_its_layers(run: Main) -> None:
+    """By hand, for one linear layer of 2 x 3 inputs and 5 outputs on batches of 7."""
+    from torch import nn
+
+    step_bytes = runpy.run_path(str(FOLDER / "limits.py"))["step_bytes"]
+    network = nn.Sequential(nn.Flatten(), nn.Linear(6, 5))
+    network.shape = (1, 2, 3)  # type: ignore[assignment]
+    weights = 6 * 5 + 5
+    moved = 7 * ((6 + 5) + (5 + 6 + 6)) + 3 * weights  # forward; back; weights twice and their gradients once
+    update = 5 * weights  # weight, gradient and momentum in, weight and momentum out
+    assert step_bytes(network, 7, "bf16") == 2 * moved + 4 * update
+    assert step_bytes(network, 7, "fp32") == 4 * moved + 4 * update
+
+
+def test_precisions_are_compared_seed_by_seed(run: Main, tmp_path: Path) -> None:
+    file = tmp_path / "found.json"
+    words = ["--data", "digits", "--model", "mlp", "--rounds", "1", "--seeds", "2", "--device", "cpu"]
+    out = run("precision.py", *words, "--json", str(file))
+    exact, other = json.loads(file.read_text())["accuracy"].values()
+    assert f"seed by seed: {other[0] - exact[0]:+.2f}, {other[1] - exact[1]:+.2f}" in out and exact != [0, 0]
 
 
 def test_one_round_cannot_be_timed(run: Main) -> None:

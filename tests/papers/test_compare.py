@@ -240,3 +240,17 @@ def test_a_shortened_run_is_no_test_of_a_printed_accuracy(tmp_path: Path) -> Non
     (found,) = Results(tmp_path).by_seed(short).values()
     assert Entry(short.cell, "IID", "accuracy", row(52.9), 52.9, (found,), (20.0,)).within is None
     assert Entry(short.cell, "MACs", "macs", row(5.0), 5.0, (found,), (5.0,)).within  # which rounds do not change
+
+
+@pytest.mark.parametrize(
+    ("measure", "values", "text"),
+    [
+        ("accuracy", (50.04, 51.26), "50.6 ± 0.9"),
+        ("macs", (112.704, 111.625), "112.2 ± 0.8"),
+        ("macs", (0.45612, 0.48051), "0.4683 ± 0.0172"),
+        ("macs", (2.0e9, 2.2e9), "2.1e+09 ± 1.414e+08"),
+    ],
+)
+def test_deviations_have_the_decimals_of_their_mean(measure: str, values: tuple[float, float], text: str) -> None:
+    made = compare.Entry(cell(), "IID", measure, None, None, (), values)
+    assert show.here(made) == text

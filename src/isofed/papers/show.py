@@ -50,8 +50,12 @@ def here(entry: Entry) -> str:
     """What was measured, with the standard deviation where there are several seeds."""
     if entry.diverged:
         return "diverges" if entry.diverged == len(entry.found) else f"{entry.diverged} of {len(entry.found)} diverge"
-    spread = f" ± {number(entry.std, entry.measure)}" if entry.std is not None else ""
-    return f"{number(entry.mean, entry.measure)}{spread}"
+    mean = number(entry.mean, entry.measure)
+    if entry.std is None:
+        return mean
+    if is_percent(entry.measure) or entry.measure in RATIOS or "e" in mean:
+        return f"{mean} ± {number(entry.std, entry.measure)}"
+    return f"{mean} ± {entry.std:.{len(mean.partition('.')[2])}f}"  # to the decimals of the mean
 
 
 def difference(entry: Entry) -> str:
