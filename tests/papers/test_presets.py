@@ -195,3 +195,11 @@ def test_a_number_says_of_which_setting_it_is(every: list[Preset]) -> None:
 def test_what_presets_follow_is_said_in_words(every: list[Preset]) -> None:
     assert all(presets.about(paper) for paper in PAPERS)
     assert all(preset.explained[variant] for preset in every for variant in preset.variants)
+
+
+@pytest.mark.parametrize(("paper", "seed"), [("feduv", 42), ("univarfl", 42), ("feddecorr", 0), ("fedalign", 1)])
+def test_a_variant_has_the_split_of_the_released_code(paper: str, seed: int) -> None:
+    preset = presets.load(paper, "table1")
+    drawn = [str(c.values["partition"]) for c in preset.cells if str(c.values["partition"]).startswith("dirichlet")]
+    assert [c.values["partition"] for c in preset.of("split")] == [f"{text},numpy_seed={seed}" for text in drawn]
+    assert drawn
