@@ -17,7 +17,7 @@ from rich.text import Text
 
 from isofed import spec
 from isofed.config import is_setting, read_words
-from isofed.diagnostics.cost import Cost, cost
+from isofed.diagnostics.cost import SIZE, USUAL, Cost, cost
 from isofed.display import text_table
 from isofed.errors import UserError
 from isofed.methods import Method, find, names
@@ -157,7 +157,7 @@ def _print_cost(console: Console, found: Cost, values: dict[str, Any]) -> None:
     on = str(values.get("model", "resnet8"))
     size = found.parameters
     lines = [
-        ("a step", f"{_count(found.passes, 'pass', 'passes')} of {_short(found.macs)} multiply-accumulates a sample"),
+        ("a step", f"{_count(found.passes, 'pass', 'passes')}, {_short(found.macs)} multiply-accumulates a sample"),
         ("", f"reads {_models(found.models)} times the model's {size:,} weights, trains {found.trained:,}"),
         ("a round", f"receives {_bytes(found.down)}, sends {_bytes(found.up)}"),
     ]
@@ -168,7 +168,11 @@ def _print_cost(console: Console, found: Cost, values: dict[str, Any]) -> None:
     if found.up_finally:
         lines.append(("at end", f"receives {_bytes(found.down_finally)}, sends {_bytes(found.up_finally)}"))
     lines.append(("keeps", f"client {_bytes(found.client_state)}, server {_bytes(found.server_state)} between rounds"))
-    console.print(f"cost of a client on {on} (choose another: model=cnn)", highlight=False, markup=False)
+    side = USUAL if "model" in values else SIZE
+    data = values.get("data") or f"pictures of {side}x{side}"
+    console.print(
+        f"cost of a client with {on} on {data} (choose others: model=cnn data=digits)", highlight=False, markup=False
+    )
     for what, text in lines:
         console.print(f"{what:<8} {text}", highlight=False, markup=False)
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from isofed import models, spec
 from isofed.diagnostics.cost import pass_macs
-from isofed.display import simple_table
+from isofed.display import many, simple_table
 from isofed.errors import UserError, unknown
 
 
@@ -50,9 +50,9 @@ def listing(console: Console, words: Sequence[str]) -> None:
         console.print()
         console.print(_parts(name, models.create(name, classes=classes, shape=shape, norm=norm), shape))
     console.print(
-        f"\nFor {classes} classes and pictures of {size}x{size} with {channels} channels; others: isofed models "
-        "size=96 classes=7. MACs are the multiply-accumulates of convolutions and linear layers in one sample's pass. "
-        "Your own: model=path/to/file.py:build.",
+        f"\nFor {classes} classes and pictures of {size}x{size} with {many(channels, 'channel')}; others: "
+        "isofed models size=96 classes=7. MACs are the multiply-accumulates of convolutions and linear layers in one "
+        "sample's pass. Your own: model=path/to/file.py:build.",
         highlight=False,
     )
 

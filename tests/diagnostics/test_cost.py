@@ -11,7 +11,7 @@ from torch import nn
 
 from isofed.data import Dataset
 from isofed.data.base import Part
-from isofed.diagnostics.cost import Cost, cost
+from isofed.diagnostics.cost import Cost, cost, pass_macs
 from isofed.methods import names
 from isofed.models import create
 
@@ -167,6 +167,11 @@ def test_costs_are_those_of_the_composition() -> None:
 
 def test_a_step_costs_three_times_its_forward_pass() -> None:
     # Gradients by weights and by inputs, but for the first layer's inputs.
-    found, first_layer = cost("fedavg", model="mlp", operations=True), 3 * 16 * 16 * 64
+    found, first_layer = cost("fedavg", model="mlp", operations=True), 3 * 32 * 32 * 64
     assert cost("fedavg", model="mlp").flops is None
     assert found.flops == pytest.approx(2 * (3 * found.macs - first_layer), rel=1e-9)
+
+
+def test_a_network_that_is_named_is_shown_the_pictures_it_is_made_for() -> None:
+    """By default 16x16 pixels would leave FedUV's network, without padding, nothing to look at."""
+    assert cost("fedavg", model="feduv-cnn").macs == pass_macs(create("feduv-cnn", classes=10, shape=(3, 32, 32)))

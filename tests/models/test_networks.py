@@ -130,6 +130,29 @@ def test_every_network_runs_at_a_fraction_of_its_width(name: str) -> None:
             assert output.logits.shape == (2, 4) and output.features.shape[1] < network.width
 
 
+@pytest.mark.parametrize(("name", "side"), [("feduv-cnn", 21), ("convnet7", 8), ("vgg13", 32), ("moon-cnn", 16)])
+def test_the_smallest_pictures_of_a_network(name: str, side: int) -> None:
+    with torch.no_grad():
+        assert create(name, classes=3, shape=(3, side, side)).eval()(torch.zeros(2, 3, side, side)).logits.shape == (
+            2,
+            3,
+        )
+    smaller = f"{name} needs pictures of at least {side}x{side} pixels, not {side}x{side - 1}"
+    with pytest.raises(UserError, match=smaller):
+        create(name, classes=3, shape=(3, side, side - 1))
+
+
+@pytest.mark.parametrize("side", [1, 2, 8, 28])
+def test_every_network_either_runs_or_says_why_not(side: int) -> None:
+    for name in PAPERS:
+        try:
+            network = create(name, classes=3, shape=(3, side, side)).eval()
+        except UserError:
+            continue
+        with torch.no_grad():
+            assert network(torch.zeros(2, 3, side, side)).logits.shape == (2, 3)
+
+
 def test_what_is_too_small_is_refused() -> None:
     with pytest.raises(UserError, match="alexnet-bn needs pictures of at least 64x64 pixels, not 32x32"):
         create("alexnet-bn", classes=3, shape=(3, 32, 32))

@@ -27,7 +27,8 @@ from isofed.methods import Step
 from isofed.models import create, has_batch_norm
 from isofed.models.base import Network
 
-PICTURES = "synthetic:samples=10,test=10,classes=10,channels=3,size=16"
+PICTURES = "synthetic:samples=10,test=10,classes=10,channels=3,size={size}"
+SIZE, USUAL = 16, 32  # pixels: enough to compare methods on resnet8; those that a network which is named is made for
 BATCH = 8
 
 
@@ -58,6 +59,11 @@ class Cost:
         return self.held / self.parameters
 
 
+def pictures(named: bool) -> str:
+    """The data that costs are found on: of a network that was named, or of the usual one."""
+    return PICTURES.format(size=USUAL if named else SIZE)
+
+
 def cost(method: Any, *, dataset: Dataset | None = None, operations: bool = False, **settings: Any) -> Cost:
     """Run a method for two visits of one step, and count.
 
@@ -65,9 +71,10 @@ def cost(method: Any, *, dataset: Dataset | None = None, operations: bool = Fals
         method: as in a run, ``"fedavg+feduv"``.
         dataset: pictures of your own; only their shape and classes matter here.
         operations: count the operations of a step's backward pass and of the last answer as well, which takes longer.
-        settings: of a run, such as ``model="resnet56"`` and ``data=``; by default resnet8 on tiny pictures.
+        settings: of a run, such as ``model="resnet56"`` and ``data=``; by default resnet8 on tiny pictures, and another
+            model on pictures of 32x32.
     """
-    usual = {"model": "resnet8", "batch_size": BATCH, "data": PICTURES}
+    usual = {"model": "resnet8", "batch_size": BATCH, "data": pictures("model" in settings)}
     fixed = {"clients": 2, "partition": "iid", "local_steps": 1, "local_epochs": None, "device": "cpu"}
     chosen = make_settings(usual | settings | fixed | {"method": method})
     dataset = dataset or load(chosen.data, chosen.root)

@@ -10,8 +10,14 @@ from isofed.models.dropout import Dropout
 from isofed.models.resnet import Shape, average_pool, projection_head, projector
 
 
+def _at_least(name: str, side: int, shape: Shape) -> None:
+    if min(shape[1:]) < side:
+        raise UserError(f"{name} needs pictures of at least {side}x{side} pixels, not {shape[1]}x{shape[2]}")
+
+
 def feduv_cnn(shape: Shape, classes: int, norm: str = "batch") -> Network:
     """FedUV's small CNN: eight convolutions without padding, 16, 32 and 64 channels, and a projector of 256."""
+    _at_least("feduv-cnn", 21, shape)
 
     def layer(inside: int, outside: int, size: int, stride: int) -> list[nn.Module]:
         return [nn.Conv2d(inside, outside, size, stride, bias=False), norm_layer(norm)(outside), nn.ReLU()]
@@ -26,6 +32,7 @@ def feduv_cnn(shape: Shape, classes: int, norm: str = "batch") -> Network:
 
 def convnet7(shape: Shape, classes: int, norm: str = "batch") -> Network:
     """Seven layers: pairs of 3x3 convolutions with 32, 64 and 128 channels, each pair pooled, and a linear head."""
+    _at_least("convnet7", 8, shape)
 
     def pair(inside: int, outside: int) -> nn.Module:
         layers: list[nn.Module] = []
@@ -39,6 +46,7 @@ def convnet7(shape: Shape, classes: int, norm: str = "batch") -> Network:
 
 def vgg13(shape: Shape, classes: int, norm: str = "batch") -> Network:
     """VGG13 for small pictures: five pairs of 3x3 convolutions, each pooled, and one linear layer."""
+    _at_least("vgg13", 32, shape)
     stages, inside = {}, shape[0]
     for stage, outside in enumerate((64, 128, 256, 512, 512), 1):
         layers: list[nn.Module] = []
@@ -51,8 +59,7 @@ def vgg13(shape: Shape, classes: int, norm: str = "batch") -> Network:
 
 def alexnet_bn(shape: Shape, classes: int, norm: str = "batch") -> Network:
     """FedBN's AlexNet with batch norm, for pictures of 64 pixels and more; features of 4,096."""
-    if min(shape[1:]) < 64:
-        raise UserError(f"alexnet-bn needs pictures of at least 64x64 pixels, not {shape[1]}x{shape[2]}")
+    _at_least("alexnet-bn", 64, shape)
 
     def layer(inside: int, outside: int, size: int, stride: int = 1, padding: int = 1) -> list[nn.Module]:
         return [nn.Conv2d(inside, outside, size, stride, padding), norm_layer(norm)(outside), nn.ReLU()]
@@ -73,6 +80,7 @@ def alexnet_bn(shape: Shape, classes: int, norm: str = "batch") -> Network:
 
 def moon_cnn(shape: Shape, classes: int) -> Network:
     """MOON's for CIFAR-10: two 5x5 convolutions and two linear layers, then its projection head from 84 to 256."""
+    _at_least("moon-cnn", 16, shape)
     stages = {
         "stage1": nn.Sequential(nn.Conv2d(shape[0], 6, 5), nn.ReLU(), nn.MaxPool2d(2)),
         "stage2": nn.Sequential(nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2)),
