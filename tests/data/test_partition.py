@@ -14,7 +14,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from isofed.data import Part, partition
-from isofed.data.partition import Dirichlet, Pathological, counts, split
+from isofed.data.dirichlet import Dirichlet
+from isofed.data.partition import Pathological, counts, split
 from isofed.errors import UserError
 
 Index = npt.NDArray[np.int64]
