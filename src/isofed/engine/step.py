@@ -181,15 +181,17 @@ class LocalStep:
     def pass_over(self, count_loss: bool = False) -> None:
         """One forward and backward pass over the batch that is set."""
         step = self.step
+        step.cuts = []
         with self._lowered():
             with self.autocast():
                 step.forward(step.inputs)
                 loss = self.method.objective(step)
             if count_loss:
                 self.loss.add_(loss.detach(), alpha=step.size)
-            self.add_gradient(loss)
+            self.add_gradient(loss, step.cuts, whole=True)
         # Nothing may keep this pass's graph alive: it would hold memory, and tie a later capture to another stream.
         step.logits, step.stages, step.base_loss = step.logits.detach(), {}, step.base_loss.detach()
+        step.cuts = []
         step.features = step.features if step.features is None else step.features.detach()
 
     def _piece(self, name: str, work: Callable[[], None]) -> None:
@@ -200,21 +202,26 @@ class LocalStep:
         self.do((name, self.step.size, self._fresh), lowered)
         self._fresh = False
 
-    def add_gradient(self, loss: Tensor, cuts: Sequence[Cut] = ()) -> None:
+    def add_gradient(self, loss: Tensor, cuts: Sequence[Cut] = (), whole: bool | None = None) -> None:
         """Backward: add a loss's gradient to ``step.grad``.
 
-        With ``cuts``, the loss is a function of parts of the weights, and the rest of the gradient stays as it is.
+        With ``cuts``, the loss is a function of parts of the weights, and of the weights themselves only if it is said
+        to be one of the ``whole``; otherwise the rest of the gradient stays as it is.
         """
         first, self._fresh = self._fresh, False
-        places: list[Tensor] = self.gradients
-        wanted: Sequence[Tensor] = self.parameters
+        whole = not cuts if whole is None else whole
+        if first and not whole:
+            self.step.grad.zero_()
+        wanted = [*(self.parameters if whole else ()), *(cut.part for cut in cuts)]
+        found = [*torch.autograd.grad(loss, wanted, allow_unused=True)]
+        if whole:
+            self._add(self.gradients, found[: len(self.gradients)], first)
         if cuts:
             places = [self._place[id(cut.parameter)][cut.where] for cut in cuts]
-            wanted = [cut.part for cut in cuts]
-            if first:
-                self.step.grad.zero_()
-                first = False
-        found = torch.autograd.grad(loss, wanted, allow_unused=True)
+            self._add(places, found[-len(cuts) :], first=False)
+
+    def _add(self, places: Sequence[Tensor], found: Sequence[Tensor | None], first: bool) -> None:
+        """Add gradients to their places, or put them there if they are the first ones."""
         kinds: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}  # one kernel for each kind
         for place, gradient in zip(places, found, strict=True):
             if gradient is not None and first and gradient.numel() >= _LARGE:

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from isofed.layout import Layout, Policy, Tensors
 from isofed.models.base import Network, Output
+from isofed.models.slim import Cut
 from isofed.spec import check_ranges
 
 if TYPE_CHECKING:
@@ -146,6 +147,7 @@ class Step:
     features: Tensor
     stages: dict[str, Tensor]
     base_loss: Tensor  # for the terms that are added to it
+    cuts: list[Cut]  # parts of weights that a term used in their stead: the gradient of a part is as small as the part
 
     def __getattr__(self, name: str) -> Any:
         if name in ("position", "host"):

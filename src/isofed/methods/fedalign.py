@@ -50,7 +50,7 @@ class FedAlign(Method):
         inside, outside = step.stages[before].detach(), step.stages[last].detach()
         cut = inside[:, : channels(inside.shape[1], self.width)]
         stage = step.network.stages[last]
-        with slimmed(stage, self.width):
+        with slimmed(stage, self.width, cuts=step.cuts):
             slim = stage(cut)
         seen = averaged_down(inside, outside)
         teacher = stage_norm(seen, outside, self.iterations)
