@@ -100,9 +100,12 @@ def stage_norm(a: Tensor, b: Tensor, iterations: int = 10) -> Tensor:
     """
     _check(iterations)
     a, b = _same_places(a, b)
+    few = a.shape[2] <= a.shape[1] and iterations > 1
+    if few and powers.available(a, a.shape[2]):  # which keeps numbers in their range itself
+        found = powers.largest_stretch(a.transpose(1, 2) @ a, b.transpose(1, 2) @ b, a.sum(1), iterations)
+        return found / a.shape[2]
     norms = _frobenius(a), _frobenius(b)
     a, b = a / norms[0], b / norms[1]
-    few = a.shape[2] <= a.shape[1] and iterations > 1
     found = _among_places(a, b, iterations) if few else _among_channels(a, b, iterations)
     return found * (norms[0] * norms[1])[:, 0, 0] / a.shape[2]
 
@@ -110,7 +113,7 @@ def stage_norm(a: Tensor, b: Tensor, iterations: int = 10) -> Tensor:
 def _among_channels(a: Tensor, b: Tensor, iterations: int) -> Tensor:
     """The largest singular value of t = a b', where a has fewer channels than places."""
     t = a @ b.transpose(1, 2)
-    if iterations > 1 and powers.available(a):
+    if iterations > 1 and powers.available(a, a.shape[1]):
         # A step v -> t t'v is one among "places" of which a is the unit matrix.
         unit = torch.eye(a.shape[1], device=a.device).expand(len(a), -1, -1)
         return powers.largest_stretch(unit, t @ t.transpose(1, 2), torch.ones_like(a[:, :, 0]), iterations)
@@ -122,11 +125,8 @@ def _among_places(a: Tensor, b: Tensor, iterations: int) -> Tensor:
 
     With w = a'v a step v -> a b'b a'v is w -> a'a b'b w, a small matrix, whose powers are found by squaring.
     """
-    between = b.transpose(1, 2) @ b
-    within, start = a.transpose(1, 2) @ a, a.sum(1)  # a'a, and a' times ones
-    if powers.available(within):
-        return powers.largest_stretch(within, between, start, iterations)
-    step, w = within @ between, start[:, :, None]
+    between, within = b.transpose(1, 2) @ b, a.transpose(1, 2) @ a
+    step, w = within @ between, a.sum(1)[:, :, None]  # the latter is a' times ones
     factor, left = step / _largest(step.flatten(1))[:, :, None], iterations - 2  # so that powers stay in their range
     while left:
         if left % 2:
