@@ -301,8 +301,10 @@ def paper(
     Without a paper it lists them with what is done. Runs stop cleanly when budget= is spent, and the same command goes
     on. only=A,B chooses cells that have these words in them, methods=A,B rows; seeds=3, variant=paper, scale=0.3 (a
     shortened version, labelled so) or scale=tiny say what of them; data_root= where the data are, results= and runs=
-    where it is recorded; device=, precision= and executor= how. Any other setting, such as lr=0.1 or feduv.lam=2.5,
-    tries something out: such results are kept apart.
+    where it is recorded; device=, precision=, executor= and slots= how. whole=true starts only what should end within
+    the budget, keep_runs=true leaves models in place, alone=false says that the machine does other work as well, and
+    times do not count then. Any other setting, such as lr=0.1 or feduv.lam=2.5, tries something out: such results are
+    kept apart.
 
     [bold]Examples[/]
 

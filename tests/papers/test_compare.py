@@ -132,6 +132,7 @@ def test_a_reference_is_needed_for_a_ratio(tmp_path: Path) -> None:
     write(tmp_path, jobs(slow)[0], {"seconds": 3.0})
     (made,) = compare.entries(preset, Results(tmp_path))
     assert made.values == () and not made.found  # seconds would be shown as if they were a ratio
+    assert compare.done(preset, Results(tmp_path)) == (0, 0, 1)
 
 
 def test_a_variant_that_leaves_the_reference_alone_is_timed_by_the_defaults(tmp_path: Path) -> None:

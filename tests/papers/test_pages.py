@@ -41,6 +41,7 @@ def test_a_page_shows_numbers_notes_variants_and_what_was_tried(tmp_path: Path) 
     assert "**Shortened to 0.3 of the rounds**" in table1 and "| 52.0 | 1 |" in table1
     assert "**Variant `paper`**: As the paper's text has it" in table1 and "| 63.0 | 1 |" in table1
     assert "the code is followed" in general
+    assert "- `detached`: FedUV's median as a constant" in general  # not run, and still to be found
     assert "- PACS domain FedUV, seed 0, `feduv.lam=2.5`: 66.6" in table1
     assert "On a chip in fp32; torch 2;" in table1
     assert "| [FedUV table 1](feduv.md#table-1) | 45 | 2 | 0 of 2 |" in made["index.md"]

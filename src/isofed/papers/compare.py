@@ -223,10 +223,13 @@ def _changes(one: Finished, cell: Cell | None) -> dict[str, str]:
 
 
 def done(preset: Preset, results: Results) -> tuple[int, int, int]:
-    """Cells with a result of the full length, with one of any length, and all cells."""
-    every = lengths(preset, results)
-    full = some = 0
-    for cell in preset.cells:
-        has = [bool(results.by_seed(Job(cell, 0, length))) for length in every]
-        full, some = full + has[0], some + any(has)
-    return full, some, len(preset.cells)
+    """Cells with a number of the full length, with one of any length, and all cells.
+
+    A run is not enough where a number is a ratio: it counts once it can be compared with the reference's.
+    """
+    shown = [
+        {str(entry.cell) for entry in entries(preset, results, length) if entry.found}
+        for length in lengths(preset, results)
+    ]
+    names = [str(cell) for cell in preset.cells]
+    return sum(name in shown[0] for name in names), sum(name in set().union(*shown) for name in names), len(names)

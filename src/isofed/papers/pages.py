@@ -27,8 +27,8 @@ INTRODUCTION = """\
 
 Every table of the five papers is a preset: `isofed paper` lists them, and any of them can be run by anyone. What has
 been run so far is on these pages, whether it agrees with the papers or not. Each number of a table comes from a small
-file in `results/` with its configuration, seed, versions, device and curve; what is told in words besides may be of
-runs that left none.
+file in `results/` with its configuration, seed, versions, device and curve; what the text beside it tells may come from
+runs that left no such file.
 
 ```text
 isofed paper feduv table1 only=cifar100 seeds=3 budget=25m data_root=datasets device=cuda
@@ -37,14 +37,15 @@ isofed paper pages
 ```
 
 The first runs what is missing and stops when its time is up; the same command goes on later. The second prints a table,
-the third writes these pages anew. What a run may be told:
+the third writes these pages anew. Several tables and figures of a paper may be named at once, and `isofed paper all`
+runs everything. What a run may be told:
 
 | word | meaning |
 |---|---|
-| `only=A,B` | cells with all of these words in data set, setting or method; but for numbers, a part of a word will do |
+| `only=A,B` | cells with all of these words in data set, setting or method; a part of a word will do, not of a number |
 | `methods=A,B` | these rows |
 | `seeds=3` | three seeds, from 0 on; `seeds=0,4` means those |
-| `variant=paper` | what a variant changes: the paper's text where public code differs, and others |
+| `variant=paper` | with something changed on purpose; the page of a paper lists its variants |
 | `scale=0.3` | this part of the rounds, with a schedule of its own; always labelled |
 | `scale=tiny` | two rounds of a thin network on a few pictures, made-up ones where files are missing; kept apart |
 | `budget=25m` | stop cleanly after this time (`90s`, `1.5h`), counted from the start of the command |
@@ -53,15 +54,16 @@ the third writes these pages anew. What a run may be told:
 | `results=F`, `runs=F` | where results and run folders are; `results/` and `runs/papers/` |
 | `keep_runs=true` | leave checkpoints and models of finished runs in place |
 | `alone=false` | something else is run on the machine at the same time: accuracies are kept, times are not compared |
-| `device`, `precision`, `executor`, `slots` | how it is computed, recorded with the result |
+| `device`, `precision`, `executor`, `slots` and the like | how it is computed, recorded with the result |
 | any other setting | `lr=0.1` or `feduv.lam=2.5` tries something out; such results are kept apart |
 
 **How to read the tables.** *Paper* is what is printed, with its standard deviation where there is one; *here* is the
 mean over seeds, with the standard deviation between them. *Within 2 sd* says whether the two differ by at most two of
-the paper's standard deviations; where the paper prints none, by two of ours and at least one point. Counted costs agree
-within 2 %. Times are relative to FedAvg's, of runs on the same device, computed in the same way by the same code. All
-methods of a seed have the same split and the same initial weights. A shortened run (fewer rounds, with a schedule of
-its own) is always labelled, and is no test of the paper's number.
+the paper's standard deviations; where the paper prints none, by at most two of ours, or one point if that is more.
+Counted costs agree if they differ by at most 2 %. Times are relative to FedAvg's, of runs on the same device, computed
+in the same way by the same code; a run without such a partner has no time here. All methods of a seed have the same
+split and the same initial weights. A shortened run (fewer rounds, with a schedule of its own) is always labelled, and
+is no test of the paper's number.
 """
 
 
@@ -83,6 +85,7 @@ def build(folder: Path) -> dict[str, str]:
         notes = read_notes(folder / NOTES / f"{paper}.md")
         parts = [f"# {PAPERS[paper]}: paper and measured", _wrapped(presets.about(paper))]
         parts += [notes[""]] if notes.get("") else []
+        parts += _variants(own)
         parts += [part for preset in own for part in _preset(preset, results, notes.get(preset.name, ""))]
         parts += _data(results, own)
         pages[f"{paper}.md"] = "\n\n".join(parts) + "\n"
@@ -98,6 +101,13 @@ def read_notes(path: Path) -> dict[str, str]:
         "": pieces[0].strip(),
         **{name: text.strip() for name, text in zip(pieces[1::2], pieces[2::2], strict=True)},
     }
+
+
+def _variants(own: Iterable[Preset]) -> list[str]:
+    """What ``variant=`` can name, whether it was run or not."""
+    known = {name: about for preset in own for name, about in preset.explained.items()}
+    lines = [_wrapped(f"- `{name}`: {about}", "  ") for name, about in known.items()]
+    return ["**Variants**, to be run with `variant=` and the name:", "\n".join(lines)] if lines else []
 
 
 def _index(results: Results, every: dict[str, list[Preset]]) -> str:
