@@ -68,7 +68,7 @@ class Federation:
     Args:
         out: the run folder to make.
         dataset: data of your own, instead of those that ``data`` names.
-        pool: worker processes to use, when several runs share them.
+        pool: worker processes, or a cluster of Ray actors, to use when several runs share them.
         settings: everything else.
     """
 

@@ -39,11 +39,13 @@ class Result:
         rounds: that were run.
         rounds_to_target: first evaluated round that reached ``target``; none if it was not reached or not asked for.
         seconds: spent in rounds, evaluation not counted.
-        bytes_up, bytes_down: sent by and to all clients in all rounds.
+        bytes_up, bytes_down: sent by and to all clients in all rounds and exchanges.
         peak_memory: bytes held at most, of the GPU, or of the main memory by this process and its workers together;
             none where that is not known. Of a resumed run, since it was taken up last.
         validation_accuracy: of the last round, where a validation part was held out.
+        class_accuracy: of the final model, class by class; none for a class without a sample to judge by.
         exchanges: records of questions asked after the last round.
+        events: how often something went wrong at single clients; the history has each of them.
         privacy: where a method adds noise to updates, the epsilon and delta that it amounts to, and what they rest on.
         executor: that was used in the end, and how many clients trained side by side, as in ``slots:8``.
         notes: what a person should know about the run.

@@ -44,7 +44,7 @@ def compare(
     watcher: BatchWatcher | None = None,
     **settings: Any,
 ) -> Comparison:
-    """Compare methods over seeds, on the same splits and initial weights; the first is what the others differ to.
+    """Compare methods over seeds, on the same splits and initial weights; the others are compared with the first.
 
     >>> found = compare(["fedavg", "fedprox:mu=1"], data="synthetic:samples=100,test=20", model="mlp", clients=2,
     ...                 partition="iid", rounds=1, executor="serial")
