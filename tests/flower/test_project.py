@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
 from isofed.cli import app
+from isofed.config import settings as make_settings
 from isofed.errors import UserError
 from isofed.flower import terms
 from isofed.flower.keys import Keys, make_server_keys, make_site_key, write_secret
@@ -120,6 +121,15 @@ def test_a_project_is_a_flower_app_without_secrets(tmp_path: Path) -> None:
     assert code < names <= code | {"pyproject.toml", "README.md", ".gitignore", ".info/CONTENT"}
     for name in ("isofed flower up .", "isofed flower keys .", "isofed flower server .", "isofed flower start ."):
         assert name in (folder / "README.md").read_text()
+
+
+def test_a_project_trains_as_a_simulation_with_the_same_words_would(tmp_path: Path) -> None:
+    made = terms.read(write_project(tmp_path / "plain", {"data": "digits"}))[0]
+    simulated = make_settings({"data": "digits", "clients": 2, "train_loss": False})
+    assert made.epochs == simulated.epochs == 5
+    assert made.model_copy(update={"local_epochs": None}).to_dict() == simulated.to_dict()
+    made = terms.read(write_project(tmp_path / "steps", {"data": "digits", "local_steps": 10}))[0]
+    assert (made.epochs, made.local_steps) == (None, 10)
 
 
 def test_a_project_needs_an_empty_folder_and_possible_settings(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ DEFAULTS: dict[str, Any] = {
     "clients": 2,
     "participation": 1.0,
     "rounds": 20,
-    "local_epochs": 1,
+    "local_epochs": 5,  # as in a simulation
     "batch_size": 32,
     "lr": 0.05,
     "seed": 0,
@@ -89,6 +89,8 @@ def write_project(folder: Path, values: Mapping[str, Any]) -> dict[str, Any]:
             table[name] = ",".join(["0.5"] * _channels(str(table["shape"])))
     if table["data"] != deployment.AT_SITES:
         table = {k: v for k, v in table.items() if k not in _OF_SITES}
+    if "local_steps" in values and "local_epochs" not in values:  # the two exclude each other
+        del table["local_epochs"]
     deployment.read(table)  # what is wrong is said before anything is written
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise UserError(f"{folder} is {'not empty' if folder.is_dir() else 'a file'}; name a new folder")
