@@ -57,13 +57,13 @@ runs everything. What a run may be told:
 | `device`, `precision`, `executor`, `slots` and the like | how it is computed, recorded with the result |
 | any other setting | `lr=0.1` or `feduv.lam=2.5` tries something out; such results are kept apart |
 
-**How to read the tables.** *Paper* is what is printed, with its standard deviation where there is one; *here* is the
-mean over seeds, with the standard deviation between them. *Within 2 sd* says whether the two differ by at most two of
-the paper's standard deviations; where the paper prints none, by at most two of ours, or one point if that is more.
-Counted costs agree if they differ by at most 2 %. Times are relative to FedAvg's, of runs on the same device, computed
-in the same way by the same code; a run without such a partner has no time here. All methods of a seed have the same
-split and the same initial weights. A shortened run (fewer rounds, with a schedule of its own) is always labelled, and
-is no test of the paper's number.
+**How to read the tables.** *Paper* is what is printed, with its standard deviation where there is one, or *unreadable*
+where it cannot be made out in the copy that was read; *here* is the mean over seeds, with the standard deviation
+between them. *Within 2 sd* says whether the two differ by at most two of the paper's standard deviations; where the
+paper prints none, by at most two of ours, or one point if that is more. Counted costs agree if they differ by at most 2
+%. Times are relative to FedAvg's, of runs on the same device, computed in the same way by the same code; a run without
+such a partner has no time here. All methods of a seed have the same split and the same initial weights. A shortened run
+(fewer rounds, with a schedule of its own) is always labelled, and is no test of the paper's number.
 """
 
 
