@@ -184,3 +184,18 @@ def test_policies_may_be_written_as_text() -> None:
     for policy in Policy:
         layout = Layout.of(cnn(), {"head.weight": policy.value})  # type: ignore[dict-item]
         assert layout.count(policy) == Layout.of(cnn(), {"head.weight": policy}).count(policy)
+
+
+def test_a_vector_has_its_tensors_by_name_whichever_of_the_three_forms_it_has() -> None:
+    network = cnn()
+    layout = Layout.of(network, POLICIES)
+    flat = layout.pack(network)
+    for part in (layout.trained, layout.shared_trained, slice(0, layout.total)):
+        found, wanted = layout.named(flat[part].double()), layout.views(flat, slice(0, layout.total))
+        assert found.keys() == layout.views(flat[part], part).keys()
+        assert all(torch.equal(found[name], wanted[name].double()) for name in found)
+    layout.named(flat)["head.bias"].fill_(7)
+    assert float(layout.views(flat)["head.bias"].min()) == 7  # views: what is written there is in the vector
+    for wrong in (torch.zeros(layout.total + 1), flat[None]):
+        with pytest.raises(UserError, match="gaps between the tensors included"):
+            layout.named(wrong)

@@ -287,6 +287,7 @@ class Federation:
             drawn(len(self.world.clients), s.participation),
             normal_at(self.layout, self.device, s.seed, number),
             s.method.bound,
+            self.layout.named,
         )
         s.method.aggregate(round)
         weights = before.weights.clone()

@@ -142,6 +142,19 @@ class Layout:
         part = part or slice(0, self.total)
         return {e.name: e.view(flat, part.start) for e in self.entries if part.start <= e.offset < part.stop}
 
+    def named(self, vector: Tensor) -> Tensors:
+        """The tensors inside a vector over the trained weights, over those of them that travel, or over everything.
+
+        Which of the three it is, its length tells.
+        """
+        for part in (self.trained, self.shared_trained, slice(0, self.total)):
+            if vector.dim() == 1 and len(vector) == part.stop - part.start:
+                return self.views(vector, part)
+        raise UserError(
+            f"a tensor of the shape {list(vector.shape)} is no vector of this network: one of its trained weights has "
+            f"{self.trained.stop} numbers, gaps between the tensors included; take run.zeros() and fill it by name"
+        )
+
     def pack(self, network: nn.Module, device: torch.device | str = "cpu") -> Tensor:
         """A new vector with the network's present values."""
         flat = torch.zeros(self.total, device=device)

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from isofed.errors import UserError
+from isofed.layout import Policy, Tensors
 from isofed.methods import Method, Step, names, parse
+from isofed.methods.base import Round, Run, Visit
 from isofed.methods.compose import portable
 from isofed.methods.fedprox import FedProx
 from tests.engine.plain import distance, small
@@ -256,3 +258,32 @@ def test_a_session_class_runs_serially_and_is_refused_by_workers() -> None:
     small(method=Session(), rounds=1, executor="auto", workers=2).fit()  # takes serial by itself
     with pytest.raises(UserError, match="is a class of this session, which a worker process cannot import"):
         small(method=Session(), rounds=1, executor="workers").fit()
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadOnly(Method):
+    """What clients tell about each tensor by name decides, by name, what the server takes over."""
+
+    def client_state(self, run: Run) -> Tensors:
+        return {"head_only.told": run.zeros()}
+
+    def end(self, visit: Visit) -> None:
+        for name, tensor in visit.named(visit.state["head_only.told"]).items():
+            tensor.fill_(name.startswith("head."))
+        assert visit.named(visit.weights)["head.weight"].shape == (4, 64)
+        visit.mean["head_only.told"] = visit.state["head_only.told"]
+
+    def aggregate(self, round: Round) -> None:
+        told = round.named(round.mean["head_only.told"])
+        for name, tensor in round.named(round.update).items():
+            tensor.mul_(told[name])
+
+
+@pytest.mark.parametrize("others", [[], ["fedbn"]])  # with fedbn, what travels is less than what is trained
+def test_clients_and_the_server_see_tensors_by_name(others: list[str]) -> None:
+    run = small(method=[*others, HeadOnly()], model="cnn", data="synthetic:samples=80,test=20,classes=4")
+    before = run.layout.views(run.state.weights.clone())
+    run.fit()
+    after = run.layout.views(run.state.weights)
+    shared = [e.name for e in run.layout.entries if e.trained and e.policy is Policy.SHARED]
+    assert {name for name in shared if not after[name].equal(before[name])} == {"head.weight", "head.bias"}

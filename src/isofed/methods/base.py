@@ -43,6 +43,10 @@ def _nothing_to_draw(purpose: str, system: bool) -> Tensor:
     raise RuntimeError(f"there is no generator for '{purpose}' here")
 
 
+def _nothing_named(vector: Tensor) -> Tensors:
+    raise RuntimeError("there is no network here whose tensors have names")
+
+
 @dataclass(frozen=True)
 class Run:
     """What is known about a run before it starts."""
@@ -110,6 +114,10 @@ class Visit:
     def shared(self, vector: Tensor) -> Tensor:
         """The travelling part of a vector over the trained weights."""
         return vector[self.run.layout.shared_trained]
+
+    def named(self, vector: Tensor) -> Tensors:
+        """The tensors inside a vector, such as ``moved`` or a state made by ``run.zeros()``; views of it."""
+        return self.run.layout.named(vector)
 
     @property
     def moved(self) -> Tensor:
@@ -183,8 +191,8 @@ class Step:
         return vector[self.run.layout.shared_trained]
 
     def named(self, vector: Tensor) -> Tensors:
-        """The tensors inside a vector over the trained weights."""
-        return self.run.layout.views(vector, self.run.layout.trained)
+        """The tensors inside a vector, such as ``grad`` or a state made by ``run.zeros()``; views of it."""
+        return self.run.layout.named(vector)
 
 
 @dataclass
@@ -203,6 +211,7 @@ class Round:
     asked: int = 0  # clients drawn for the round, whether or not they had data or answered
     normal: Normal = _nothing_to_draw  # standard normal numbers, one for each shared trained weight
     bound: float | None = None  # the longest that an update may be, where a method says so
+    named: Callable[[Tensor], Tensors] = _nothing_named  # the tensors inside such a vector by name; views of it
 
 
 @dataclass
