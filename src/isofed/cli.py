@@ -59,8 +59,10 @@ def command(function: Callable[..., None], group: typer.Typer = app) -> Callable
         except Exception as error:
             if debug:
                 traceback.print_exc()
-            said = f"{type(error).__name__}: {str(error).rstrip('.')}{place_of(error)}"
-            _complain(f"internal error, {said}. Run it again with --debug to see where.")
+            place = place_of(error)
+            said = f"{type(error).__name__}: {str(error).rstrip('.')}{place}"
+            whose = "code of your own failed with" if place else "internal error,"
+            _complain(f"{whose} {said}. Run it again with --debug to see {'more' if place else 'where'}.")
             raise typer.Exit(1) from None
 
     return group.command(cls=Command, help=help_text(function.__doc__ or ""))(guarded)

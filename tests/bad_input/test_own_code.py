@@ -77,10 +77,15 @@ def test_the_sentence_says_where_and_debug_shows_it(executor: str, here: Path) -
     assert not list(here.glob("runs/*"))
 
 
-def test_an_internal_error_has_one_full_stop_and_a_place(here: Path) -> None:
-    done = isofed(*RUN, "method=own.py:Server", cwd=here)
+def test_a_mistake_at_the_server_has_one_full_stop_and_a_place(here: Path) -> None:
+    text = complaint(isofed(*RUN, "method=own.py:Server", cwd=here), 1)  # which no one calls an internal error
     where = "(own.py, line 32, in Server.aggregate)"
-    assert f"internal error, IndexError: Target 9 is out of bounds {where}. Run it again with --debug" in done.err
+    assert f"code of your own failed with IndexError: Target 9 is out of bounds {where}. Run it again" in text
+
+
+def test_a_mistake_is_not_called_internal_where_a_method_is_explained(here: Path) -> None:
+    text = complaint(isofed("methods", "own.py:Raises", cwd=here), 1)
+    assert f"code of your own failed with AttributeError: a step has no 'logit' {PLACE}." in text
 
 
 def test_a_run_that_recorded_nothing_leaves_no_folder_of_its_own_name(here: Path) -> None:
