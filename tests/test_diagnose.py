@@ -148,6 +148,15 @@ def test_a_run_without_a_round_has_no_model(tmp_path: Path) -> None:
         diagnosed(Diagnosis(tmp_path / "run", Options.of({"only": "spectra"})))
 
 
+def test_a_run_without_a_model_does_not_keep_the_others_from_being_measured(tmp_path: Path) -> None:
+    small(rounds=1, out=tmp_path / "many" / "b" / "seed-0").fit()
+    small(out=tmp_path / "many" / "a" / "seed-0")
+    out = succeeds("diagnose", "many", "only=spectra", cwd=tmp_path)
+    assert "note: many/a/seed-0 has no model yet and is left out" in out
+    assert "[1/1] many/b/seed-0: spectra" in out and (tmp_path / "many/b/seed-0/diagnosis.json").exists()
+    assert "has no model yet" in complaint(isofed("diagnose", tmp_path / "many" / "a"), 2)
+
+
 def test_three_pictures_make_no_map_and_what_was_found_before_stays(tmp_path: Path) -> None:
     small(data="synthetic:samples=200,test=3,classes=4,size=4", rounds=1, out=tmp_path / "run").fit()
     text = complaint(isofed("diagnose", tmp_path / "run", "only=spectra,tsne"), 2)

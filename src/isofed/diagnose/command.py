@@ -29,7 +29,7 @@ def diagnose(console: Console, words: Sequence[str]) -> None:
     paths = [folder for word in given for folder in (run_folders(Path(word)) or [Path(word)])]
     if not paths:
         raise UserError("diagnose needs at least one run folder, for example: isofed diagnose runs/mine")
-    runs = [Diagnosis(path, options) for path in dict.fromkeys(paths)]
+    runs = _with_models(console, [Diagnosis(path, options) for path in dict.fromkeys(paths)])
     found: dict[str, dict[str, Any]] = {}
     with _Progress(console, runs).showing() as progress:
         for run in runs:
@@ -37,6 +37,16 @@ def diagnose(console: Console, words: Sequence[str]) -> None:
     _print(console, found)
     where = next(iter(found)) if len(found) == 1 else f"each of the {len(found)} run folders"
     console.print(f"written: diagnosis.json in {where}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _with_models(console: Console, runs: list[Diagnosis]) -> list[Diagnosis]:
+    """The runs that can be measured: of a comparison, some may have failed in their first round."""
+    found = [run for run in runs if run.has_model]
+    for run in runs if found else []:
+        if run not in found:
+            note = f"note: {run.folder.path} has no model yet and is left out"
+            console.print(note, highlight=False, markup=False, soft_wrap=True)
+    return found or runs
 
 
 def diagnosed(run: Diagnosis, section: Callable[[Diagnosis, str], Tell] | None = None) -> dict[str, Any]:

@@ -69,6 +69,11 @@ class Material:
             view.copy_(tensors[name])
         return flat.to(self.device)
 
+    @property
+    def has_model(self) -> bool:
+        """Whether there is a model to measure, final or not."""
+        return (self.folder.path / MODEL).exists() or self.folder.latest() is not None
+
     @cached_property
     def final(self) -> Model:
         """The final model; of a run that goes on, its newest state."""
