@@ -17,7 +17,7 @@ from isofed.data.partition import KINDS
 from isofed.data.sources import SOURCES, source
 from isofed.diagnostics.cost import cost
 from isofed.explain import places, relative
-from isofed.methods import Final, Step, Visit, find, names, parse
+from isofed.methods import Final, Round, Step, Visit, find, names, parse
 from isofed.papers import command as papers
 from tests.docs.reading import DOCS, ROOT, blocks, pages, tables
 
@@ -153,7 +153,7 @@ def test_every_place_of_a_method_is_documented() -> None:
             assert arguments.split(", ") == list(code.co_varnames[1 : code.co_argcount])
 
 
-@pytest.mark.parametrize(("word", "cls"), [("step", Step), ("visit", Visit), ("final", Final)])
+@pytest.mark.parametrize(("word", "cls"), [("step", Step), ("visit", Visit), ("round", Round), ("final", Final)])
 def test_what_a_method_is_told_to_find_is_there(word: str, cls: type) -> None:
     page = DOCS / "own-method.md"
     (rows,) = tables(page, f"`{word}.`")
