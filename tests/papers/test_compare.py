@@ -62,7 +62,9 @@ def test_a_table_is_made_of_its_results(tmp_path: Path) -> None:
     assert first.mean == pytest.approx(50.1) and first.std == pytest.approx(1.0) and first.paper == 51.6
     assert first.difference == pytest.approx(-1.5) and first.within is True
     assert second.difference == pytest.approx(-7.7) and second.within is False
-    assert compare.orders(made) == [Order("CIFAR-100", "alpha=0.01", ("FedUV", "FedAvg"), ("FedAvg", "FedUV"))]
+    assert compare.orders(made) == [
+        Order("CIFAR-100", "alpha=0.01", (("FedUV",), ("FedAvg",)), (("FedAvg",), ("FedUV",)))
+    ]
     assert compare.orders(made)[0].agreeing == 0 and compare.orders(made)[0].pairs == 1
     assert compare.done(preset, results) == (2, 2, 45)
     # The same runs are rows of two other tables.
@@ -255,3 +257,16 @@ def test_a_shortened_run_is_no_test_of_a_printed_accuracy(tmp_path: Path) -> Non
 def test_deviations_have_the_decimals_of_their_mean(measure: str, values: tuple[float, float], text: str) -> None:
     made = compare.Entry(cell(), "IID", measure, None, None, (), values)
     assert show.here(made) == text
+
+
+def test_methods_that_are_level_are_not_put_in_an_order(tmp_path: Path) -> None:
+    preset = load("feduv", "table1")
+    chosen = matching(preset.cells, "cifar100,alpha=0.01")  # the paper: FedUV > FedAvg > Freeze > FedProx > MOON
+    for one, accuracy in zip(chosen, [20.8, 25.0, 20.8, 20.8, 20.8], strict=True):
+        write(tmp_path, Job(one, 0), {"accuracy": accuracy})
+    (order,) = compare.orders([e for e in compare.entries(preset, Results(tmp_path)) if e.found])
+    assert order.here == (("FedUV",), ("FedAvg", "FedProx", "MOON", "Freeze"))
+    assert (order.agreeing, order.pairs) == (4, 10)  # FedUV before each of the others; the rest is level here
+    console = Console(record=True, width=200, color_system=None, file=io.StringIO())
+    show.show(console, preset, Results(tmp_path), preset.cells)
+    assert "here FedUV > FedAvg = FedProx = MOON = Freeze; 4 of 10 pairs agree" in console.export_text()

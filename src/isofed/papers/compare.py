@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -71,24 +71,40 @@ class Entry:
         return abs(self.difference) <= self.tolerance + 1e-9
 
 
+Ranking = tuple[tuple[str, ...], ...]  # methods from best to worst, those with the same number together
+
+
 @dataclass(frozen=True)
 class Order:
     """The methods of one data set and setting from best to worst, there and here."""
 
     dataset: str
     setting: str
-    paper: tuple[str, ...]
-    here: tuple[str, ...]
+    paper: Ranking
+    here: Ranking
 
     @property
     def pairs(self) -> int:
-        return len(self.paper) * (len(self.paper) - 1) // 2
+        methods = len(_places(self.paper))
+        return methods * (methods - 1) // 2
 
     @property
     def agreeing(self) -> int:
-        """Pairs of methods that stand in the same order."""
-        place = {method: n for n, method in enumerate(self.here)}
-        return sum(place[a] < place[b] for a, b in combinations(self.paper, 2))
+        """Pairs of methods that stand in the same order: one before the other in both, or level in both."""
+        there, here = _places(self.paper), _places(self.here)
+        # `there` goes from best to worst, so that b never stands before a
+        return sum(here[a] < here[b] if there[a] < there[b] else here[a] == here[b] for a, b in combinations(there, 2))
+
+
+def _places(ranking: Ranking) -> dict[str, int]:
+    return {method: n for n, level in enumerate(ranking) for method in level}
+
+
+def _ranking(scores: Mapping[str, float]) -> Ranking:
+    levels: dict[float, list[str]] = {}
+    for method, score in scores.items():
+        levels.setdefault(round(score, 6), []).append(method)  # the same share of pictures, whatever was added up first
+    return tuple(tuple(levels[score]) for score in sorted(levels, reverse=True))
 
 
 def entries(preset: Preset, results: Results, length: Length | None = None, variant: str = DEFAULT) -> list[Entry]:
@@ -171,9 +187,9 @@ def orders(made: Sequence[Entry]) -> list[Order]:
             groups.setdefault((entry.cell.dataset, entry.setting), []).append(entry)
     for (dataset, setting), group in groups.items():
         if len(group) > 1:
-            paper = sorted(group, key=lambda e: -(e.paper or 0.0))
-            here = sorted(group, key=lambda e: -(e.mean or 0.0))
-            found.append(Order(dataset, setting, *(tuple(e.cell.method for e in g) for g in (paper, here))))
+            paper = _ranking({e.cell.method: e.paper or 0.0 for e in group})
+            here = _ranking({e.cell.method: e.mean or 0.0 for e in group})
+            found.append(Order(dataset, setting, paper, here))
     return found
 
 

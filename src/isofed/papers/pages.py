@@ -193,8 +193,8 @@ def _length(made: Sequence[Entry], length: Length, variant: str, about: str = ""
         yield from _remarks(ran)
         for order in compare.orders(ran):
             yield _wrapped(
-                f"{order.dataset}, {order.setting}, best first. Paper: {', '.join(order.paper)}. "
-                f"Here: {', '.join(order.here)}. {order.agreeing} of {order.pairs} pairs agree."
+                f"{order.dataset}, {order.setting}, best first. Paper: {', '.join(show.levels(order.paper))}. "
+                f"Here: {', '.join(show.levels(order.here))}. {order.agreeing} of {order.pairs} pairs agree."
             )
     if missing and not length.label:
         yield _wrapped(f"Not run{'' if ran else ' yet'}: {'; '.join(missing)}.")

@@ -126,15 +126,19 @@ def _show_length(console: Console, made: Sequence[Entry], length: Length, varian
         _show_cells(console, shown)
     for order in compare.orders(ran):
         same = f"{order.agreeing} of {order.pairs} pairs agree"
-        text = (
-            f"{order.dataset} {order.setting}: paper {' > '.join(order.paper)}; here {' > '.join(order.here)}; {same}"
-        )
+        paper, here = (" > ".join(levels(ranking)) for ranking in (order.paper, order.here))
+        text = f"{order.dataset} {order.setting}: paper {paper}; here {here}; {same}"
         console.print(text, highlight=False, markup=False)
     missing = not_run(made)
     if missing and not ran:
         console.print("not run: all of it" if not length.label else "nothing of it was run", highlight=False)
     elif missing:
         console.print("not run: " + "; ".join(missing), highlight=False, markup=False)
+
+
+def levels(ranking: compare.Ranking) -> list[str]:
+    """The methods of a ranking, best first; those with the same number side by side."""
+    return [" = ".join(level) for level in ranking]
 
 
 def not_run(made: Sequence[Entry]) -> list[str]:
