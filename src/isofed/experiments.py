@@ -24,7 +24,8 @@ from isofed.engine.serial import failure
 from isofed.engine.workers import Pool
 from isofed.errors import RunError, UserError, unknown
 from isofed.federation import Federation
-from isofed.methods import Composition
+from isofed.methods import Composition, Method
+from isofed.methods import parse as parse_method
 from isofed.plugins import is_file_reference
 from isofed.progress import Watcher
 from isofed.records import COMPARISON, CONFIG, TUNING, RunFolder
@@ -72,8 +73,8 @@ class BatchWatcher(Watcher):
 
 def seeds_of(given: Any, first: int = 0) -> list[int]:
     """``3`` means three seeds from the first on; ``1,5,9`` or a list means those."""
-    if isinstance(given, (list, tuple)) or "," in str(given):
-        listed = given if isinstance(given, (list, tuple)) else [s for s in str(given).split(",") if s.strip()]
+    if isinstance(given, (list, tuple, range)) or "," in str(given):
+        listed = given if isinstance(given, (list, tuple, range)) else [s for s in str(given).split(",") if s.strip()]
         seeds = [spec.convert(s, int, "seeds") for s in listed]
         if not seeds or len(set(seeds)) < len(seeds):
             raise UserError(f"seeds={spec.show(given)} must list at least one seed, and each only once")
@@ -113,7 +114,8 @@ def plan_tuning(
     base = {"validation": 0.1, **values, "final_test": False}
     if not float(spec.convert(base["validation"], float, "validation")) > 0:
         raise UserError("tuning needs a validation part; leave validation out (0.1 is then held out) or set it above 0")
-    points = [dict(zip(grid, point, strict=True)) for point in itertools.product(*grid.values())]
+    tried = [list(dict.fromkeys(values)) for values in grid.values()]  # a value that is given twice is tried once
+    points = [dict(zip(grid, point, strict=True)) for point in itertools.product(*tried)]
     plans = []
     for point in points:
         row = " ".join(f"{k}={v}" for k, v in point.items())
@@ -142,6 +144,9 @@ def apply_point(values: Mapping[str, Any], point: Mapping[str, str]) -> dict[str
         if not dot:
             changed[key] = value
             continue
+        if _has_objects(changed["method"]):
+            changed["method"] = _changed(parse_method(changed["method"]), part, option, value)
+            continue
         choices = spec.parse(changed["method"], "method")
         names = [c.name for c in choices]
         chosen = [n for n in names if n == part or n.endswith(f":{part}")]  # a class of a file goes by its own name
@@ -154,6 +159,26 @@ def apply_point(values: Mapping[str, Any], point: Mapping[str, str]) -> dict[str
 def _with(choice: spec.Choice, option: str, value: str) -> spec.Choice:
     others = [(k, v) for k, v in choice.options if k != option]
     return spec.Choice(choice.name, (*others, (option, value)))
+
+
+def _has_objects(method: Any) -> bool:
+    parts = method if isinstance(method, (list, tuple)) else [method]
+    return any(isinstance(part, (Method, Composition)) for part in parts)
+
+
+def _changed(method: Composition, part: str, option: str, value: str) -> Composition:
+    """The same where a method was given as objects, whose parts also go by the names of their classes."""
+    chosen = [name for name, one in method.parts if part in (name, type(one).__name__)]
+    if not chosen:
+        raise unknown(f"part of the method '{method.shown()}' called", part, [name for name, _ in method.parts])
+    return Composition(
+        tuple(
+            (name, spec.make(type(one), _with(spec.describe(one, name), option, value), "method"))
+            if name in chosen
+            else (name, one)
+            for name, one in method.parts
+        )
+    )
 
 
 def final_plans(plans: Sequence[Plan], chosen: str, root: Path) -> list[Plan]:

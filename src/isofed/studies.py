@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from isofed import tables
+from isofed import spec, tables
 from isofed.data import Dataset
 from isofed.data.base import check_dataset
 from isofed.engine.world import GIVEN
+from isofed.errors import UserError
 from isofed.experiments import Batch, BatchWatcher, Plan, final_plans, plan_comparison, plan_tuning, run_all, seeds_of
+from isofed.methods import Composition, Method
 from isofed.records import COMPARISON, TUNING
 from isofed.result import Result
 
@@ -36,7 +38,7 @@ class Tuning:
 
 
 def compare(
-    methods: Sequence[Any],
+    methods: Sequence[Any] | Method | Composition,
     *,
     seeds: int | Sequence[int] = 1,
     out: str | Path | None = None,
@@ -52,7 +54,7 @@ def compare(
     ['fedavg', 'fedprox:mu=1']
 
     Args:
-        methods: as in a run.
+        methods: each as in a run; one alone may stand without a list.
         seeds: 3 means three seeds from ``seed`` on; a list means those.
         out: the folder that keeps the runs and the table, and goes on with those that are there; none are kept without.
         dataset: data of your own, instead of those that ``data`` names.
@@ -62,7 +64,8 @@ def compare(
     values = _values(settings, dataset)
     chosen = seeds_of(seeds, int(values.pop("seed", 0)))
     with _folder(out) as folder:
-        plans, root = plan_comparison(methods, chosen, values, folder)
+        listed = [methods] if isinstance(methods, (str, Method, Composition)) else methods
+        plans, root = plan_comparison(listed, chosen, values, folder)
         batch = run_all(plans, watcher or BatchWatcher(), dataset)
         rows, _ = record_comparison(plans, batch, chosen, root)
     kept = batch.results if out else {m: _unrecorded(by_seed) for m, by_seed in batch.results.items()}
@@ -88,7 +91,7 @@ def tune(
     """
     values = _values(settings, dataset)
     chosen_seeds = seeds_of(seeds, int(values.pop("seed", 0)))
-    points = {key: [str(value) for value in tried] for key, tried in grid.items()}
+    points = _points(grid)
     with _folder(out) as folder:
         plans, root = plan_tuning(method, points, chosen_seeds, values, folder)
         watch = watcher or BatchWatcher()
@@ -115,6 +118,20 @@ def record_tuning(method: Any, trials: list[tables.Trial], row: tables.Row, seed
     """Write down the points of a grid, and what the chosen one reached on the test part."""
     more = {"method": str(method), "chosen": row.method, "test_accuracy": row.accuracy, "seeds": seeds}
     tables.write(trials, root, TUNING, more)
+
+
+def _points(grid: Any) -> dict[str, list[str]]:
+    """The values to try of each setting, as texts."""
+    if not isinstance(grid, Mapping):
+        raise UserError("the grid must be a dict with the values to try, such as {'lr': [0.01, 0.1]}")
+    for key, tried in grid.items():
+        if isinstance(tried, str) or not isinstance(tried, Iterable):
+            raise UserError(f"the values to try of '{key}' must be a list, such as [{spec.show(tried)}]")
+    points = {key: [str(value) for value in tried] for key, tried in grid.items()}
+    for key, texts in points.items():
+        if not texts:
+            raise UserError(f"'{key}' has no value to try: give at least one")
+    return points
 
 
 def _values(settings: Mapping[str, Any], dataset: Dataset | None) -> dict[str, Any]:

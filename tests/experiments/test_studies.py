@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from rich.console import Console
 import isofed
 from isofed import commands
 from isofed.data import load
+from isofed.experiments import plan_tuning
+from isofed.methods import Step
 from isofed.tables import Row
 
 SMALL: dict[str, Any] = {"data": "synthetic:samples=120,test=40", "partition": "iid", "clients": 2, "model": "mlp"}
@@ -87,3 +90,51 @@ def test_the_footnote_does_not_count_seeds_that_failed(capsys: pytest.CaptureFix
         rows = [Row("fedavg", seeds=2, accuracy=0.5), Row("fedprox", seeds=2 - failed, accuracy=0.5, failed=failed)]
         commands._print_comparison(Console(width=200), rows, settings({}), 2)
         assert said in " ".join(capsys.readouterr().out.split()) + " "
+
+
+@dataclasses.dataclass(frozen=True)
+class Pull(isofed.Method):
+    """A pull of one's own."""
+
+    strength: float = 0.5
+
+    def gradient(self, step: Step) -> None:
+        step.grad.add_(step.weights - step.start, alpha=self.strength)
+
+
+def test_one_method_needs_no_list_and_seeds_may_be_a_range() -> None:
+    assert [r.method for r in isofed.compare("fedprox:mu=1", **SMALL).rows] == ["fedprox:mu=1"]
+    (row,) = isofed.compare(Pull(), seeds=range(1, 3), **SMALL).rows
+    assert (row.method, row.seeds) == ("pull", 2)
+
+
+@pytest.mark.parametrize("name", ["pull.strength", "Pull.strength"])
+def test_options_of_an_object_are_tuned(name: str) -> None:
+    found = isofed.tune(["fedprox:mu=0.1", Pull()], {name: [0.2, 1], "fedprox.mu": [0.3]}, **SMALL)
+    wanted = {"method": "fedprox:mu=0.5", "validation": 0.1, "final_test": False}
+    assert found.trials[0].setting == f"{name}=0.2 fedprox.mu=0.3"
+    assert found.trials[0].validation_accuracy == isofed.Federation(**SMALL | wanted).fit().accuracy
+    with pytest.raises(isofed.UserError, match="there is no part of the method 'pull' called 'pulled': did you mean"):
+        isofed.tune(Pull(), {"pulled.strength": [1]}, **SMALL)
+    with pytest.raises(isofed.UserError, match="called 'strenght': did you mean 'strength'"):
+        isofed.tune(Pull(), {"pull.strenght": [1]}, **SMALL)
+
+
+@pytest.mark.parametrize(
+    ("grid", "said"),
+    [
+        (["lr"], "the grid must be a dict"),
+        ({"lr": 0.1}, r"the values to try of 'lr' must be a list, such as \[0.1\]"),
+        ({"lr": "0.1,0.2"}, r"the values to try of 'lr' must be a list, such as \[0.1,0.2\]"),
+        ({"lr": []}, "'lr' has no value to try"),
+        ({}, "nothing to tune"),
+    ],
+)
+def test_what_is_no_grid_is_refused(grid: Any, said: str) -> None:
+    with pytest.raises(isofed.UserError, match=said):
+        isofed.tune("fedavg", grid, **SMALL)
+
+
+def test_a_value_that_is_given_twice_is_tried_once(tmp_path: Path) -> None:
+    plans, _ = plan_tuning("fedavg", {"lr": ["0.1", "0.1", "0.2"]}, [0], SMALL, tmp_path)
+    assert [plan.row for plan in plans] == ["lr=0.1", "lr=0.2"]
