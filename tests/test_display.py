@@ -221,6 +221,18 @@ def test_an_event_is_shown_once_however_often_it_happens() -> None:
     assert found.events == 60  # and is recorded every time
 
 
+def test_what_happens_to_many_clients_is_one_note() -> None:
+    values: dict[str, Any] = dict(word.split("=", 1) for word in TINY)
+    console = plain_console()
+    found = Federation(**values | {"clients": 9, "batch_size": 32, "last_batch": "drop"}, rounds=2).fit(
+        RunDisplay(console)
+    )
+    assert isinstance(console.file, io.StringIO)
+    notes = [line for line in console.file.getvalue().splitlines() if line.startswith("note: ")]
+    said = "client 0 took no step: it has less than one batch; the same of 8 other clients"
+    assert notes == [f"note: round 1: {said}"] and found.events == 18
+
+
 def test_a_comparison_prints_a_line_for_each_run(tmp_path: Path) -> None:
     from isofed.experiments import run_all
 

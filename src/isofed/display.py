@@ -20,6 +20,7 @@ from isofed.federation import Federation
 from isofed.result import Result
 
 NAME = 8  # letters to which a long name in a table may be folded
+_FEW = 3  # clients with the same trouble up to which each is named
 
 
 def percent(value: float | None) -> str:
@@ -39,6 +40,13 @@ def duration(seconds: float) -> str:
 def many(count: int, word: str) -> str:
     """``1 round``, ``3 rounds``."""
     return f"{count:,} {word}{'' if count == 1 else 's'}"
+
+
+def _of_clients(clients: Sequence[int], event: str) -> list[str]:
+    """What happened to some clients: a sentence for each of a few, one for all of many."""
+    if len(clients) <= _FEW:
+        return [f"client {client} {event}" for client in clients]
+    return [f"client {clients[0]} {event}; the same of {many(len(clients) - 1, 'other client')}"]
 
 
 def remarks(world: World) -> list[str]:
@@ -118,11 +126,14 @@ class Display(BatchWatcher):
         else:
             yield
 
-    def _new(self, line: dict[str, Any]) -> list[dict[str, Any]]:
+    def _new(self, line: dict[str, Any]) -> list[str]:
         """The events of a round that have not been shown before; what happens every round is said once."""
-        new = [e for e in line.get("events", []) if (e["client"], e["event"]) not in self._said]
-        self._said |= {(e["client"], e["event"]) for e in new}
-        return new
+        clients: dict[str, list[int]] = {}
+        for e in line.get("events", []):
+            if (e["client"], e["event"]) not in self._said:
+                clients.setdefault(e["event"], []).append(e["client"])
+        self._said |= {(client, event) for event, some in clients.items() for client in some}
+        return [text for event, some in clients.items() for text in _of_clients(some, event)]
 
     def reading(self, done: int, of: int) -> None:
         if self._live is not None:
@@ -162,7 +173,7 @@ class RunDisplay(Display):
             line = {**line, "accuracy": self._line.get("accuracy"), "loss": self._line.get("loss")}
         self._line, self._clients = line, (0, 1)
         for event in self._new(line):
-            self.note(f"round {line['round']}: client {event['client']} {event['event']}")
+            self.note(f"round {line['round']}: {event}")
         every = max(1, self._total // 10)
         if self._live is None and not self.quiet and (line["round"] % every == 0 or line["round"] == self._total):
             self.console.print(self._text(), highlight=False)
@@ -208,9 +219,7 @@ class CompareDisplay(Display):
         if line.get("accuracy") is not None:
             self._accuracy[self._current] = line["accuracy"]
         for event in self._new(line):
-            self.note(
-                f"{self._current}, seed {self._seed}, round {line['round']}: client {event['client']} {event['event']}"
-            )
+            self.note(f"{self._current}, seed {self._seed}, round {line['round']}: {event}")
         self._refresh()
 
     def end(self, result: Result) -> None:
