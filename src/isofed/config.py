@@ -13,10 +13,11 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from isofed import spec
-from isofed.data import Dataset, absolute
+from isofed.data import Dataset, absolute, option_names
 from isofed.data.augment import parse as parse_augment
 from isofed.data.base import AS_DATASET
 from isofed.data.partition import FromFile
+from isofed.data.partition import option_names as split_options
 from isofed.data.partition import parse as parse_partition
 from isofed.errors import IsofedError, UserError, unknown
 from isofed.methods import Composition
@@ -153,6 +154,8 @@ class Settings(BaseModel):
             raise UserError("local_epochs and local_steps exclude each other; give one of them")
         if self.nesterov and not self.momentum:
             raise UserError("nesterov=true needs a momentum above 0")
+        if not self.final_test and not self.validation:
+            raise UserError("final_test=false needs a validation part to judge rounds by, such as validation=0.1")
         if self.stop_at_target and self.target is None:
             raise UserError("stop_at_target=true needs a target, such as target=0.9")
         if self.device == "cpu" and (self.executor == "slots" or self.slots is not None):
@@ -220,6 +223,11 @@ def _strange(key: str, values: Mapping[str, Any]) -> UserError:
     for part in parts_with(values.get("method"), key):
         text = f"method={part}:{key}={spec.show(values[key])}"
         return UserError(f"there is no setting '{key}'; as an option of {part} it is written {text}")
+    for setting, choices in (("data", option_names), ("partition", split_options)):
+        given = str(values.get(setting, ""))
+        if key in choices(given):
+            text = f"{setting}={given}{',' if ':' in given else ':'}{key}={spec.show(values[key])}"
+            return UserError(f"there is no setting '{key}'; as an option of {setting} it is written {text}")
     return unknown("setting", key, [*Settings.model_fields, "out"])
 
 

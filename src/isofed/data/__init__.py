@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,17 @@ from isofed.data.hugging_face import from_hugging_face
 from isofed.data.sources import SOURCES, Progress, source
 from isofed.errors import UserError
 
-__all__ = ["Dataset", "Part", "Progress", "absolute", "from_hugging_face", "load", "sources", "validation_split"]
+__all__ = [
+    "Dataset",
+    "Part",
+    "Progress",
+    "absolute",
+    "from_hugging_face",
+    "load",
+    "option_names",
+    "sources",
+    "validation_split",
+]
 
 
 def load(data: str | os.PathLike[str], root: str | None = None, progress: Progress | None = None) -> Dataset:
@@ -22,13 +33,25 @@ def load(data: str | os.PathLike[str], root: str | None = None, progress: Progre
     ``root``), or directly the path of an ``.npz`` file or of a folder with class or domain/class folders, which
     may carry options too: ``pictures:size=64``. ``progress(done, total)`` is called while many files are read.
     """
-    given: Any = os.fspath(data) if isinstance(data, os.PathLike) else data
+    choice, root = _chosen(data, root)
+    return spec.make(source(choice.name), choice, "data set").load(root, progress)
+
+
+def _chosen(data: Any, root: str | None = None) -> tuple[spec.Choice, str | None]:
+    given = os.fspath(data) if isinstance(data, os.PathLike) else data
     given = given.strip() if isinstance(given, str) else given
     if not isinstance(given, str) or given.partition(":")[0] in SOURCES:
-        choice = spec.parse_one(given, "data set")
-    else:
-        choice, root = _from_path(given, root)
-    return spec.make(source(choice.name), choice, "data set").load(root, progress)
+        return spec.parse_one(given, "data set"), root
+    return _from_path(given, root)
+
+
+def option_names(data: str) -> list[str]:
+    """The options that a data set, or what lies at a path, can have; none of what is no data set."""
+    try:
+        cls: Any = source(_chosen(data)[0].name)
+    except UserError:
+        return []
+    return [spec.option(field) for field in dataclasses.fields(cls)]
 
 
 def absolute(data: str) -> str:

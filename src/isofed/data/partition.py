@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +187,12 @@ def parse(text: Any) -> Kind:
     if choice.name not in KINDS:
         raise unknown("partition", choice.name, KINDS)
     return spec.make(KINDS[choice.name], choice, "partition")
+
+
+def option_names(text: str) -> list[str]:
+    """The options that a kind of split can have; none of what is no kind."""
+    kind: Any = KINDS.get(text.strip().partition(":")[0])
+    return [spec.option(field) for field in fields(kind)] if kind else []
 
 
 def kinds() -> dict[str, str]:

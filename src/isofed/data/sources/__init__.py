@@ -66,7 +66,10 @@ def data_folder(root: str | None, name: str) -> Path:
     """The folder that holds a published set, or of which a sub-folder does: ``root``, or else ``$ISOFED_DATA``."""
     given = root if root is not None else os.environ.get("ISOFED_DATA") or None
     if given is None:
-        raise UserError(f"data set '{name}' needs the folder it was unpacked into: give root=PATH or set ISOFED_DATA")
+        raise UserError(
+            f"data set '{name}' needs the folder it was unpacked into: give root=PATH or set ISOFED_DATA; "
+            f"`isofed data get {name} root=PATH` fetches it, or says where it is to be had"
+        )
     path, said = Path(given).expanduser(), "root" if root is not None else "ISOFED_DATA"
     if not path.is_dir():
         what = "is a file" if path.exists() else "does not exist"
