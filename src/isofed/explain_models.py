@@ -13,6 +13,7 @@ from isofed import models, spec
 from isofed.diagnostics.cost import pass_macs
 from isofed.display import many, simple_table
 from isofed.errors import UserError, unknown
+from isofed.plugins import is_file_reference
 
 
 def listing(console: Console, words: Sequence[str]) -> None:
@@ -25,7 +26,7 @@ def listing(console: Console, words: Sequence[str]) -> None:
             values[key] = text
         elif equals:
             raise UserError(f"'{word}' means nothing here; write size=, classes=, channels= or norm=, as in size=96")
-        elif word in known:
+        elif word in known or is_file_reference(word):
             named.append(word)
         else:
             raise unknown("model", word, known)
@@ -44,7 +45,13 @@ def listing(console: Console, words: Sequence[str]) -> None:
                 raise
             table.add_row(name, "-", "-", "-", str(error))
             continue
-        table.add_row(name, f"{_parameters(made):,}", f"{macs:,.2f}", f"{made.width:,}", known[name])
+        table.add_row(
+            name,
+            f"{_parameters(made):,}",
+            f"{macs:,.2f}" if macs >= 0.01 else f"{macs:.4f}",
+            f"{made.width:,}",
+            known.get(name, "your own"),
+        )
     console.print(table)
     for name in named:
         console.print()

@@ -13,6 +13,7 @@ from isofed.errors import UserError, unknown
 from isofed.experiments import plan_comparison, plan_tuning
 from isofed.records import RunFolder
 from tests.cli_tools import SMALL, complaint, isofed, result, succeeds
+from tests.docs.reading import ROOT
 
 
 @pytest.mark.parametrize(
@@ -54,6 +55,16 @@ def test_settings_and_networks_by_name() -> None:
     # By hand: the last stage has 32 * 64 * 9 + 64 * 64 * 9 + 64 * 64 weights and three batch norms of 2 * 64.
     assert "stage3 64 x 19 x 19 59,776" in rows and "projector 256 83,456" in rows and "head 7 1,799" in rows
     assert not any(row.startswith("resnet") for row in rows)
+
+
+def test_a_network_of_ones_own_shows_its_parts(tmp_path: Path) -> None:
+    out = succeeds("models", "examples/my_model.py:build", "size=4", "channels=1", cwd=ROOT)
+    rows = [" ".join(line.split()) for line in out.splitlines()]
+    # By hand: 8 * 9 weights at 16 places and 16 * 8 * 9 at 4, then 16 * 10 in the head; 96 + 1,200 + 170 numbers.
+    assert "examples/my_model.py:build 1,466 0.0059 16 your own" in rows and "stage2 16 x 2 x 2 1,200" in rows
+    assert "pictures of 4x4 with 1 channel;" in " ".join(rows)
+    (tmp_path / "mine.py").write_text("")
+    assert "no model 'build' in mine.py" in complaint(isofed("models", "mine.py:build", cwd=tmp_path), 2)
 
 
 def test_an_option_that_is_no_setting_is_left_to_the_parser(tmp_path: Path) -> None:
