@@ -71,7 +71,7 @@ def run(console: Console, words: Sequence[str], resume: str | None, quiet: bool)
         if not named and federation.folder is not None:  # nobody would look for it under a name that was made up
             federation.folder.remove_if_unused()
         raise
-    _print_result(console, result, folder)
+    _print_result(console, result, folder, federation.settings.final_test)
 
 
 def _new_folder(s: Settings) -> Path:
@@ -80,11 +80,12 @@ def _new_folder(s: Settings) -> Path:
     return Path("runs") / f"{stamp}-{stem}-{os.getpid()}"  # two started in one second get two folders
 
 
-def _print_result(console: Console, result: Result, folder: Path) -> None:
+def _print_result(console: Console, result: Result, folder: Path, tested: bool) -> None:
     sent = (result.bytes_up + result.bytes_down) / 1e6
     console.print(
-        f"test accuracy [bold]{percent(result.accuracy)} %[/] after {many(result.rounds, 'round')}, "
-        f"best {'on the validation part ' if result.validation_accuracy is not None else ''}"
+        f"{'test' if tested else 'validation'} accuracy [bold]{percent(result.accuracy)} %[/] after "
+        f"{many(result.rounds, 'round')}, best "
+        f"{'on the validation part ' if tested and result.validation_accuracy is not None else ''}"
         f"{percent(result.best_accuracy)} %; {duration(result.seconds)} of training, {sent:.1f} MB sent",
         highlight=False,
     )
@@ -184,7 +185,8 @@ def _print_comparison(
         after = f", before what {later} does after the last one" if later else ""
         to_target = f" 'To {100 * s.target:g} %' counts rounds{after}{some}."
     console.print(
-        f"\n{s.data}, {s.partition}, {many(s.rounds, 'round')}; mean ± standard deviation over {over}. "
+        f"\n{s.data}, {s.partition}, {many(s.rounds, 'round')}; {'' if s.final_test else 'on the validation part, '}"
+        f"mean ± standard deviation over {over}. "
         f"'Differ' is to {base}, in points, paired by seed; * marks an interval that excludes zero.{to_target} "
         f"Time is that of a round relative to {base}'s, MB what all clients send and receive in a round.{spent}",
         highlight=False,

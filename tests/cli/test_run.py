@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -109,7 +110,13 @@ def test_a_validation_part_judges_the_rounds_and_the_test_part_the_end(tmp_path:
     assert record["validation_accuracy"] == lines[-1]["accuracy"]
     assert all(line["samples"] == 160 for line in lines)
     assert record["accuracy"] * 50 == pytest.approx(round(record["accuracy"] * 50), abs=1e-9)  # of 50 test samples
-    succeeds("run", *SMALL, "rounds=2", "validation=0.2", "final_test=false", f"out={tmp_path / 'blind'}")
+    out = succeeds("run", *SMALL, "rounds=2", "validation=0.2", "final_test=false", f"out={tmp_path / 'blind'}")
+    assert re.search(r"^validation accuracy [\d.]+ % after 2 rounds, best [\d.]+ %;", out, re.MULTILINE)
+    assert "test accuracy" not in out  # nobody has looked at it
+    blind = (*SMALL, "rounds=2", "validation=0.2", "final_test=false", f"out={tmp_path / 'two'}")
+    assert "2 rounds; on the validation part, mean ± standard" in " ".join(
+        succeeds("compare", "fedavg", *blind).split()
+    )
     assert result(tmp_path / "blind")["accuracy"] == result(tmp_path / "blind")["validation_accuracy"]
 
 
