@@ -18,7 +18,7 @@ from isofed.errors import BadMethod, UserError
 from isofed.federation import Federation
 from isofed.functional.precision import nothing
 from isofed.layout import Policy
-from isofed.methods import Step
+from isofed.methods import Step, Visit
 from isofed.models import Network
 from tests.engine.plain import distance, small
 
@@ -180,3 +180,36 @@ def test_objects_are_checked_like_files(method: Any, said: str) -> None:
     with pytest.raises(UserError) as caught:
         Federation(method=method)
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("place", "changed"),
+    [
+        ("begin", "visit.state"),
+        ("batch", "step.inputs"),
+        ("gradient", "step.grad"),
+        ("end", "visit.update"),
+        ("upload", "visit.update"),
+        ("aggregate", "round.update"),
+    ],
+)
+def test_what_is_given_back_where_nobody_takes_it_is_refused(place: str, changed: str) -> None:
+    made: type[Method] = dataclass(frozen=True)(type("Returns", (Method,), {place: lambda self, given: torch.zeros(3)}))
+    made.__dict__[place].__name__ = place
+    said = said_by(made())
+    assert (
+        said
+        == f"{place}() of 'returns' returns a Tensor, which goes nowhere: change {changed} instead, and return nothing"
+    )
+
+
+@dataclass(frozen=True)
+class SendsANumber(Method):
+    """Sends a plain number."""
+
+    def end(self, visit: Visit) -> None:
+        visit.sum["sends.number"] = 3.0  # type: ignore[assignment]
+
+
+def test_what_a_client_sends_must_be_tensors() -> None:
+    assert said_by(SendsANumber()).startswith("visit.sum['sends.number'] must be a tensor, not a float: write torch.te")

@@ -14,7 +14,7 @@ from isofed import spec
 from isofed.errors import UserError, unknown
 from isofed.layout import Policy, Tensors
 from isofed.methods.base import Draws, Method, Round, Run, Step, Visit
-from isofed.methods.given import check_gradient, check_tensors, check_term
+from isofed.methods.given import check_gradient, check_sent, check_tensors, check_term, goes_nowhere
 from isofed.methods.guard import check_extras, check_parts, check_statistics
 from isofed.methods.needs import check_need
 from isofed.methods.registry import check_class, find, is_ours, name_of, names
@@ -153,6 +153,12 @@ class Composition:
             merged |= one
         return merged
 
+    def _act(self, hooks: list[Any], given: Visit | Step | Round, changed: str) -> None:
+        """Call hooks that change what they are given, such as ``changed``, and have nothing to give back."""
+        for hook in hooks:
+            if (back := hook(given)) is not None:
+                raise goes_nowhere(f"{hook.__name__}() of '{self._name(hook)}'", back, changed)
+
     def _name(self, hook: Any) -> str:
         """What the method of a hook is called in a message."""
         return self._named[id(hook.__self__)]
@@ -178,19 +184,16 @@ class Composition:
         return bool(self._begin or self._end or self._upload or self._planners)
 
     def begin(self, visit: Visit) -> None:
-        for hook in self._begin:
-            hook(visit)
+        self._act(self._begin, visit, "visit.state")
 
     def end(self, visit: Visit) -> None:
-        for hook in self._end:
-            hook(visit)
+        self._act(self._end, visit, "visit.update")
+        check_sent(visit)
         check_extras(self._shown, visit)
-        for hook in self._upload:
-            hook(visit)
+        self._act(self._upload, visit, "visit.update")
 
     def batch(self, step: Step) -> None:
-        for hook in self._batch:
-            hook(step)
+        self._act(self._batch, step, "step.inputs")
 
     def objective(self, step: Step) -> Tensor:
         """The base loss plus every added term."""
@@ -235,8 +238,7 @@ class Composition:
         return bool(self._gradient)
 
     def gradient(self, step: Step) -> None:
-        for hook in self._gradient:
-            hook(step)
+        self._act(self._gradient, step, "step.grad")
 
     @property
     def gathers(self) -> bool:
@@ -258,8 +260,7 @@ class Composition:
         return self.owners["combine"].combine(updates, weights)
 
     def aggregate(self, round: Round) -> None:
-        for hook in self._aggregate:
-            hook(round)
+        self._act(self._aggregate, round, "round.update")
 
     def evaluated(self, server: Tensors) -> Tensor | None:
         judged = [w for w in (hook(server) for hook in self._evaluated) if w is not None]

@@ -9,7 +9,7 @@ from torch import Tensor
 from isofed.errors import BadMethod, UserError
 
 if TYPE_CHECKING:
-    from isofed.methods.base import Step
+    from isofed.methods.base import Step, Visit
 
 
 def check_term(what: str, term: Any) -> None:
@@ -31,6 +31,21 @@ def check_gradient(what: str, step: Step) -> None:
             f"{what} does not depend on the network's outputs, so it trains nothing: change step.grad in `gradient` "
             "instead, or return None where there is nothing to add"
         )
+
+
+def goes_nowhere(what: str, back: Any, changed: str) -> BadMethod:
+    """The error for a hook that gives something back though nobody takes it: its author thinks that it counts."""
+    return BadMethod(f"{what} returns {_kind(back)}, which goes nowhere: change {changed} instead, and return nothing")
+
+
+def check_sent(visit: Visit) -> None:
+    """Refuse what is no tensor among what a client sends beside its update."""
+    for place, sent in (("mean", visit.mean), ("sum", visit.sum)):
+        for name, value in sent.items():
+            if not isinstance(value, Tensor):
+                raise BadMethod(
+                    f"visit.{place}['{name}'] must be a tensor, not {_kind(value)}: write torch.tensor(...)"
+                )
 
 
 def check_tensors(what: str, given: Any) -> None:
