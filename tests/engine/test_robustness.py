@@ -24,8 +24,9 @@ from tests.engine.plain import TOLERANCE, Plain, distance, mean, small
 
 
 @BOTH
-def test_nan_at_one_client_is_recorded_and_left_out(executor: str, two_workers: Pool) -> None:
-    run = own("Spoil:client=1", two_workers, executor)
+@pytest.mark.parametrize("clip", [None, 0.5])
+def test_nan_at_one_client_is_recorded_and_left_out(clip: float | None, executor: str, two_workers: Pool) -> None:
+    run = own("Spoil:client=1", two_workers, executor, clip=clip)
     result = run.fit()
     assert [line["events"] for line in result.history] == [
         [{"client": 1, "event": "gave NaN or numbers out of range"}]

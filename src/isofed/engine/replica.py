@@ -178,6 +178,7 @@ class Replica:
         """All that is the same in every arrival."""
         local, step = self.local, self.local.step
         step.start.copy_(step.weights)
+        step.grad.zero_()  # clipping a gradient of NaN puts NaN between the tensors too, where no pass writes
         local.momentum.zero_()
         step.lr.copy_(step.plan["isofed.lr"][0])
         step.label_counts.copy_(step.plan["isofed.label_counts"])
