@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 
 from isofed.engine.replica import Replica
 from isofed.federation import Federation
-from isofed.methods import Round, parse
+from isofed.methods import Method, Round, Run, Visit, parse
 from tests.engine.plain import (
     TOLERANCE,
     Gradients,
@@ -88,6 +89,15 @@ def test_the_weights_that_are_sent_can_be_judged() -> None:
     assert distance(result.weights, other.weights) > 1e-3
 
 
+def test_before_any_client_has_answered_the_first_weights_are_judged() -> None:
+    # As after a round that was skipped because too few sites answered.
+    run = small(method="feddyn")
+    assert run.settings.method.evaluated(run.state.server) is None
+    run.fit()
+    judged = run.settings.method.evaluated(run.state.server)
+    assert judged is not None and torch.equal(judged, run.state.server["feddyn.mean"])
+
+
 def test_gradient_is_that_of_the_stated_loss() -> None:
     run = small(method="feddyn:alpha=0.3", model="cnn")
     replica = Replica(run.world, torch.device("cpu"))
@@ -142,6 +152,21 @@ def test_scaled_alpha_follows_the_clients_size(weighting: str) -> None:
     for k, state in run.state.clients.items():
         wanted = 0.2 / (sizes[k] / (sum(sizes) / len(sizes)))
         assert float(state["feddyn.alpha"]) == pytest.approx(wanted, rel=1e-6)
+
+
+def test_scaled_alpha_is_the_pull_that_others_reckon_with() -> None:
+    @dataclass(frozen=True)
+    class Look(Method):
+        def client_state(self, run: Run) -> dict[str, torch.Tensor]:
+            return {"look.pull": torch.zeros(1)}
+
+        def end(self, visit: Visit) -> None:
+            visit.state["look.pull"].fill_(visit.pull)
+
+    run = small(method=[Look(), "feddyn:alpha=0.2,scale_alpha=true", "fedprox:mu=0.1"], rounds=1)
+    run.fit()
+    for state in run.state.clients.values():
+        assert float(state["look.pull"]) == pytest.approx(float(state["feddyn.alpha"]) + 0.1, rel=1e-6)
 
 
 def test_scaled_alpha_counts_the_clients_samples_only(tmp_path: Path) -> None:

@@ -45,7 +45,9 @@ class FedDyn(Method):
 
     def begin(self, visit: Visit) -> None:
         relative = visit.samples * visit.run.clients / visit.run.samples if self.scale_alpha else 1.0
-        visit.state["feddyn.alpha"].fill_(self.alpha / relative)
+        own = self.alpha / relative
+        visit.state["feddyn.alpha"].fill_(own)
+        visit.pull += own - self.alpha  # for those who measure progress: the pull of this client
 
     def gradient(self, step: Step) -> None:
         away = step.shared(step.weights) - step.shared(step.start) + step.state["feddyn.hk"]
@@ -61,4 +63,6 @@ class FedDyn(Method):
         round.update = round.update + round.server["feddyn.h"]
 
     def evaluated(self, server: Tensors) -> Tensor | None:
-        return server["feddyn.mean"] if self.evaluate == "mean" else None
+        mean = server["feddyn.mean"]
+        # All zeros: there is no mean yet, where so far every round had to be skipped.
+        return mean if self.evaluate == "mean" and bool(mean.any()) else None
