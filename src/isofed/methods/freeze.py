@@ -52,7 +52,7 @@ class FedBABU(Method):
     epochs: int = number(5, "of the fine-tuning", at_least=1)
     lr: float | None = number(
         None,
-        "of the fine-tuning; none is that of the last round, which is almost zero with lr_schedule=cosine",
+        "of the fine-tuning; none is the lr of the run as it was set, whatever lr_schedule has made of it since",
         above=0,
     )
 
