@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import isofed
-from isofed.data import load
+from isofed.data import Dataset, Part, load
 from isofed.diagnostics import fixed_sample, observe, tsne
 from isofed.errors import UserError
 from isofed.models import create
@@ -49,6 +49,17 @@ def test_a_sample_is_always_the_same_and_normalised_as_in_training() -> None:
     assert len(fixed_sample(dataset, "test", count=1000)[0]) == 50
     with pytest.raises(ValueError, match="train or test"):
         fixed_sample(dataset, "validation")
+
+
+@pytest.mark.parametrize("count", [None, 20, 100])
+def test_a_sample_leaves_the_data_as_they_are(count: int | None) -> None:
+    # Floating-point pictures need no conversion, and a part that is wanted whole no selection.
+    images, labels = np.random.default_rng(0).normal(5, 2, (20, 4, 4, 1)).astype(np.float32), np.arange(20) % 2
+    before = images.copy()
+    dataset = Dataset.build("mine", classes=["a", "b"], train=Part(images, labels), test=Part(images[:6], labels[:6]))
+    x, _ = fixed_sample(dataset, count=count)
+    assert np.array_equal(images, before) and np.array_equal(dataset.train.images.numpy(), before)
+    assert torch.equal(x, fixed_sample(dataset, count=count)[0]) and abs(float(x.mean())) < 1e-5
 
 
 def test_observing_gives_what_the_run_judged_by() -> None:

@@ -43,8 +43,9 @@ class Pictures:
         return np.asarray(self.labels.cpu().numpy())
 
     def normalised(self, images: Tensor) -> Tensor:
-        """Network inputs from stored pictures."""
-        return images.float().mul_(self.scale).add_(self.shift).permute(0, 3, 1, 2)
+        """Network inputs from stored pictures, which stay as they are."""
+        # A copy also of floating-point pictures: they may be the data set's own, or an array of the user's.
+        return images.to(torch.float32, copy=True).mul_(self.scale).add_(self.shift).permute(0, 3, 1, 2)
 
 
 Do = Callable[[Hashable, Callable[[], None]], None]  # does the work that a key stands for
