@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from torch.nn.functional import cross_entropy, one_hot
 from isofed.engine.workers import Pool
 from isofed.errors import RunError
 from isofed.federation import Federation
-from isofed.methods import Method
+from isofed.methods import Method, Visit
+from isofed.methods.base import Draws
 from tests.engine.own import BOTH, own
 from tests.engine.own_methods import HERE
 from tests.engine.plain import TOLERANCE, Named, Plain, distance, mean, small
@@ -154,6 +156,22 @@ def test_soft_labels_and_planned_draws() -> None:
         (-(soft * net(mixed).logits.log_softmax(1)).sum(1).mean()).backward()
         optimiser.step()
     assert distance(found, plain.start()) < TOLERANCE
+
+
+def test_a_plan_sees_the_client_that_it_is_for() -> None:
+    seen: list[tuple[int, list[int], bool]] = []
+
+    @dataclass(frozen=True)
+    class Look(Method):
+        def plan(self, visit: Visit, rng: np.random.Generator) -> Draws:
+            seen.append((visit.client, visit.label_counts.tolist(), torch.equal(visit.start, visit.weights)))
+            return {}
+
+    run = small(method=Look(), rounds=2)
+    run.fit()
+    labels = run.world.parts["train"].labels.numpy()
+    held = [np.bincount(labels[samples], minlength=4).tolist() for samples in run.world.clients]
+    assert seen == [(client, held[client], True) for client in (0, 1, 2, 3) * 2]
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])

@@ -222,12 +222,15 @@ class Replica:
             plan["isofed.dropout"] = rng.integers(-(2**63), 2**63 - 1, (visit.steps, len(local.dropouts)))
             for layer in local.dropouts:
                 layer.key = None  # that of the last client's last step
+        counts = np.bincount(self.pictures["train"].labels_here[samples], minlength=self.run.classes)
+        if not local.method.ours:  # somebody's own plan may look at what is laid in its place only on arrival
+            step.label_counts.copy_(torch.from_numpy(counts))
+            step.start.copy_(step.weights)
         drawn = local.method.plan(visit, lambda name: generator(s.seed, f"method/{name}", *place))
         if taken := sorted(drawn.keys() & plan.keys()):
             raise UserError(f"a method's plan uses the name '{taken[0]}', which is the round's own; choose another")
         step.host = {k: drawn.pop(k) for k in local.method.host}
         plan |= drawn
-        counts = np.bincount(self.pictures["train"].labels_here[samples], minlength=self.run.classes)
         plan |= {"isofed.label_counts": counts, "isofed.lr": np.array([job.lr], np.float32)}
         for unplanned in step.plan.keys() - plan.keys():
             del step.plan[unplanned]
