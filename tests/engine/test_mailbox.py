@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from isofed.engine.mailbox import Inbox, Outbox, shared_folder
+from isofed.engine.mailbox import Inbox, Outbox, process_space, shared_folder
 from isofed.engine.workers import Pool
 
 
@@ -49,13 +49,16 @@ def test_folders_of_the_dead_are_cleared() -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     mine = shared_folder()
-    dead = mine.parent / f"isofed-{gone.pid}-test"
+    dead = mine.parent / f"isofed-{gone.pid}-{process_space()}-test"
     dead.mkdir()
+    # Of another container, whose processes cannot be seen from here: it may be at work.
+    other = mine.parent / f"isofed-{gone.pid}-{process_space() + 1}-test"
+    other.mkdir()
     again = shared_folder()
     assert mine.exists() and again.exists() and mine != again
-    assert not dead.exists()
-    mine.rmdir()
-    again.rmdir()
+    assert not dead.exists() and other.exists()
+    for folder in (mine, again, other):
+        folder.rmdir()
 
 
 def test_a_closed_pool_leaves_nothing(one_worker: Pool) -> None:

@@ -29,11 +29,20 @@ def shared_folder() -> Path:
     """A new folder for mailboxes, in memory where the system offers that, after clearing those of dead processes."""
     memory = Path("/dev/shm")
     base = memory if os.access(memory, os.W_OK) else Path(tempfile.gettempdir())
-    for old in base.glob("isofed-*-*"):
+    space = process_space()
+    for old in base.glob(f"isofed-*-{space}-*"):
         owner = old.name.split("-")[1]
         if owner.isdigit() and not _alive(int(owner)):
             shutil.rmtree(old, ignore_errors=True)
-    return Path(tempfile.mkdtemp(prefix=f"isofed-{os.getpid()}-", dir=base))
+    return Path(tempfile.mkdtemp(prefix=f"isofed-{os.getpid()}-{space}-", dir=base))
+
+
+def process_space() -> int:
+    """Where the number of a process means something: containers may share this memory and not know each other's."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:  # only Linux has them
+        return 0
 
 
 def _alive(process: int) -> bool:
