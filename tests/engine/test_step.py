@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -173,3 +174,27 @@ def test_persistent_momentum_goes_on_where_it_stopped() -> None:
     wanted, _ = plain.train(plain.start(), both)  # one optimiser over both visits
     assert second.model is not None
     assert distance(run.layout.views(second.model), wanted) < TOLERANCE
+
+
+STILL = """
+from torch import nn
+from isofed.models import adapt
+
+class Still(nn.BatchNorm2d):
+    def train(self, mode=True):
+        return super().train(False)
+
+def build(shape, classes):
+    return adapt(nn.Sequential(nn.Conv2d(shape[0], 4, 3), Still(4), nn.Flatten()), nn.Linear(144, classes))
+"""
+
+
+def test_a_layer_that_stays_in_eval_mode_does(tmp_path: Path) -> None:
+    # As many fine-tune: a batch norm that is not to learn from small batches refuses to be put into training mode.
+    (tmp_path / "still.py").write_text(STILL)
+    run = federation(model=f"{tmp_path / 'still.py'}:build", rounds=2, train_loss=False)
+    first = {k: v.clone() for k, v in run.layout.views(run.state.weights).items()}
+    last = run.fit().weights
+    assert torch.equal(last["stages.1.running_mean"], first["stages.1.running_mean"])
+    assert torch.equal(last["stages.1.running_var"], first["stages.1.running_var"])
+    assert not torch.equal(last["stages.1.weight"], first["stages.1.weight"])

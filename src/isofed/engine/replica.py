@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from isofed.draws import generator, torch_seeded
@@ -102,7 +102,9 @@ class Replica:
         self.local = LocalStep(network, self.pictures["train"], world)
         self.run, self.flat = self.local.run, self.local.flat
         self.initial = self.flat.clone()
-        self._layers = [vars(module) for module in network.modules()]
+        # A layer of one's own may refuse to train, as a frozen batch norm does: then all are asked.
+        self._asks = any(type(module).train is not nn.Module.train for module in network.modules())
+        self._layers = [] if self._asks else [vars(module) for module in network.modules()]
         # Integer buffers are not part of a model that can be averaged: each visit starts from their first values.
         self.counters = [(b, b.clone()) for b in network.buffers() if not b.is_floating_point()]
         self.fresh_state = {k: v.clone() for k, v in self.local.step.state.items()}
@@ -133,6 +135,8 @@ class Replica:
     def start(self, job: Job, weights: Tensor, sent: Tensors, state: Tensors | None) -> Visit:
         """All of a visit before its first step."""
         visit = self._arrive(job, weights, sent, state)
+        if self._asks:
+            self.local.network.train()
         for layer in self._layers:  # whatever the last visit or evaluation has left; asking each layer would take long
             layer["training"] = True
         self.local.method.begin(visit)
