@@ -11,9 +11,10 @@ import torch
 import isofed
 from isofed.data import load
 from isofed.engine.workers import Pool
-from isofed.errors import UserError
+from isofed.errors import RunError, UserError
 from isofed.federation import Federation
 from isofed.files import load_tensors
+from isofed.progress import Watcher
 from tests.engine.own_methods import HERE
 from tests.engine.plain import distance, small
 from tests.run_tools import Stop, content
@@ -218,3 +219,28 @@ def test_another_number_of_rounds_is_refused_where_it_would_change_those_that_ar
         Federation.resume(tmp_path / "cosine", rounds=4)
     for folder in ("run", "cosine"):
         assert Federation.resume(tmp_path / folder, rounds=3).fit().rounds == 3  # which is nothing new
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "checkpoints"])
+@pytest.mark.parametrize("method", ["fedavg", "scaffold"])
+def test_a_first_round_that_could_not_be_written_is_not_lost_nor_recorded_twice(
+    method: str, name: str, tmp_path: Path
+) -> None:
+    class InTheWay(Watcher):
+        """Puts something where the first round is to be written: a disk that is full, and has room again later."""
+
+        def client(self, done: int, of: int) -> None:
+            place.mkdir(exist_ok=True) if name == "metrics.jsonl" else place.touch()
+
+    place = tmp_path / "run" / name
+    settings: dict[str, Any] = {"method": method, "rounds": 3, "diagnose": "every:1"}
+    run, calm = small(**settings, out=tmp_path / "run"), small(**settings)
+    with pytest.raises(RunError, match=f"cannot (read|write) .*{name}"):
+        run.fit(InTheWay())
+    place.rmdir() if place.is_dir() else place.unlink()
+    result = run.fit()
+    calm.fit()
+    assert content(run) == content(calm)
+    assert run.folder is not None
+    for lines in (result.history, run.folder.metrics(), run.diagnostics, run.folder.diagnostics()):
+        assert [line["round"] for line in lines] == [1, 2, 3]

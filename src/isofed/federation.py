@@ -173,7 +173,8 @@ class Federation:
         if self.folder is None:
             return
         checkpoint = self.folder.latest()
-        self.folder.rewind(checkpoint.round if checkpoint else 0)
+        # Without a checkpoint this object goes on from what it has: nothing, or a round that could not be saved.
+        self.folder.rewind(checkpoint.round if checkpoint else self.round)
         place = len(self.world.clients), self.folder.states, self.device
         if checkpoint is None:
             if not self.round:
@@ -227,6 +228,8 @@ class Federation:
         line["events"] = sorted(events, key=lambda event: event["client"])
         diagnosis = self._diagnosis(before, after, collected.models)
         self._record(line, after, collected.models)
+        self.history.append(line)
+        self.diagnostics += [diagnosis] if diagnosis else []
         self.state = after
         self._checkpoint()
         watch.round(line)
@@ -265,7 +268,6 @@ class Federation:
         if self._recorder is None or after.round % self._recorder.every:
             return None
         line = self._recorder.line(after.round, self._judged(after), before.weights, models)
-        self.diagnostics.append(line)
         if self.folder:
             self.folder.diagnose(line)
         return line
@@ -319,7 +321,6 @@ class Federation:
 
     def _record(self, line: dict[str, Any], state: State, models: dict[int, Tensor]) -> None:
         """Write a round down, before it counts: what is written too early is rewound on resuming."""
-        self.history.append(line)
         if self.folder is None:
             return
         self.folder.append(line)
