@@ -19,7 +19,7 @@ from isofed.data.base import check_dataset
 from isofed.draws import draw_clients, drawn
 from isofed.engine.choose import device_of, exact_arithmetic, executor_for
 from isofed.engine.exact import fits
-from isofed.engine.replica import Job
+from isofed.engine.replica import Job, one_thread
 from isofed.engine.serial import Executor
 from isofed.engine.workers import Pool
 from isofed.engine.world import GIVEN, World
@@ -169,11 +169,10 @@ class Federation:
         return result
 
     def _take_up(self, watch: Watcher) -> None:
-        """Go back to the newest checkpoint of the folder, if there is one."""
+        """Go back to the newest checkpoint of the folder; without one this object goes on from what it has."""
         if self.folder is None:
             return
         checkpoint = self.folder.latest()
-        # Without a checkpoint this object goes on from what it has: nothing, or a round that could not be saved.
         self.folder.rewind(checkpoint.round if checkpoint else self.round)
         place = len(self.world.clients), self.folder.states, self.device
         if checkpoint is None:
@@ -291,7 +290,8 @@ class Federation:
             s.method.bound,
             self.layout.named,
         )
-        s.method.aggregate(round)
+        with one_thread(self.device):  # sums over many numbers: with two the last bit may be another
+            s.method.aggregate(round)
         weights = before.weights.clone()
         weights[part] = (round.weights + round.update).float()
         weights[part.stop : self.layout.shared.stop] = statistics.float()

@@ -165,6 +165,20 @@ def test_the_seed_decides_the_refit(method: str) -> None:
     assert torch.equal(heads[0], heads[1]) and not torch.equal(heads[0], heads[2])
 
 
+@pytest.mark.parametrize("method", ["oracle_head", "ccvr:epochs=3"])
+def test_the_threads_of_the_server_do_not_decide_the_refit(method: str) -> None:
+    before, heads = torch.get_num_threads(), []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        try:
+            run = small(method=method, model="cnn", data="synthetic:samples=600,test=20,classes=10", rounds=1)
+            heads.append(run.fit().weights["head.weight"])
+            assert torch.get_num_threads() == threads
+        finally:
+            torch.set_num_threads(before)
+    assert torch.equal(*heads)
+
+
 @pytest.mark.parametrize("method", ["ffc+ccvr", "ccvr+oracle_head", "oracle_head+ffc"])
 def test_one_refit_is_enough(method: str) -> None:
     with pytest.raises(UserError) as caught:
