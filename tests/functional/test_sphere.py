@@ -171,6 +171,17 @@ def test_one_class_more_gives_a_simplex(width: int) -> None:
     assert cosines(seeded(width + 1, width)) == pytest.approx([-1 / width] * (width * (width + 1) // 2), abs=1e-6)
 
 
+def test_a_simplex_does_not_depend_on_threads() -> None:
+    before, found = torch.get_num_threads(), []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        try:
+            found.append(seeded(257, 256))
+        finally:
+            torch.set_num_threads(before)
+    assert torch.equal(*found)
+
+
 @pytest.mark.parametrize(("classes", "width"), [(4, 2), (5, 3), (6, 3), (12, 10), (20, 10), (19, 10)])
 def test_up_to_two_classes_a_dimension_none_is_near(classes: int, width: int) -> None:
     found = cosines(seeded(classes, width))

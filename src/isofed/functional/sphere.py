@@ -84,9 +84,10 @@ def _rotation(rows: int, columns: int, generator: Generator | None) -> Tensor:
 
 def _simplex(width: int) -> Tensor:
     """The width + 1 corners of a regular simplex, as coordinates in the hyperplane that they span."""
-    corners = torch.eye(width + 1, dtype=torch.float64) - 1 / (width + 1)
-    directions = torch.linalg.eigh(corners).eigenvectors[:, 1:]  # all but the normal of the hyperplane
-    return unit(corners @ directions)
+    # Helmert's directions: the k-th is k ones, then -k. A solver would give others with other rounding, as any will do.
+    k = torch.arange(1, width + 1, dtype=torch.float64)
+    ones = torch.ones(width + 1, width, dtype=torch.float64).triu()
+    return unit((ones - torch.diag_embed(k, offset=-1)[:, :width]) / (k * (k + 1)).sqrt())
 
 
 def _spread(rows: Tensor, steps: int = 400) -> Tensor:
