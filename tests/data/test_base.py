@@ -73,6 +73,21 @@ def test_a_constant_channel_is_not_divided_by_zero(value: int, dtype: torch.dtyp
     assert mean[0] == pytest.approx(value / 255 if dtype == torch.uint8 else value)
 
 
+@pytest.mark.parametrize("floats", [False, True])
+def test_data_are_the_same_data_whatever_the_threads(floats: bool) -> None:
+    # Or a run could not be taken up by a process that has others: the data would seem to have changed.
+    images = np.random.default_rng(0).uniform(0, 255, (400, 16, 16, 2)).astype(np.float32 if floats else np.uint8)
+    part, before = Part(images, np.arange(400) % 2), torch.get_num_threads()
+    found = set()
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        try:
+            found.add(Dataset.build("mine", ["a", "b"], part, part).fingerprint)
+        finally:
+            torch.set_num_threads(before)
+    assert len(found) == 1
+
+
 def test_given_mean_and_std_are_kept() -> None:
     made = build(part(), mean=(0.5,), std=(0.25,))
     assert (made.mean, made.std) == ((0.5,), (0.25,))

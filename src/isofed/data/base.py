@@ -255,13 +255,18 @@ def moments(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
             largest = float(levels[counts > 0].max())
         else:
             chunks = torch.split(channel, _CHUNK)
-            mean = sum(float(c.double().sum()) for c in chunks) / len(channel)
-            variance = sum(float(((c.double() - mean) ** 2).sum()) for c in chunks) / len(channel)
+            # By NumPy: PyTorch's sums have other last bits with other threads, and a run goes on with equal data only.
+            mean = sum(float(_doubles(c).sum()) for c in chunks) / len(channel)
+            variance = sum(float(((_doubles(c) - mean) ** 2).sum()) for c in chunks) / len(channel)
             largest = max(float(c.abs().max()) for c in chunks)
         means.append(mean)
         # A channel that (nearly) never changes would be divided by (nearly) zero.
         stds.append(max(math.sqrt(variance), 1e-3 * largest) or 1.0)
     return tuple(means), tuple(stds)
+
+
+def _doubles(values: Tensor) -> npt.NDArray[np.float64]:
+    return np.ascontiguousarray(values.cpu().double().numpy())
 
 
 def stratified(
