@@ -133,7 +133,7 @@ class Federation:
         self._saved, self._save_cost, self._save_time = 0, 0.0, 0.0
 
     def _make_world(self, settings: Settings, dataset: Dataset | None) -> World:
-        return World.create(settings, dataset)
+        return World.create(settings, dataset).checked()
 
     def _make_executor(self, watch: Watcher) -> AbstractContextManager[Executor]:
         return executor_for(self.world, self.device, self._pool, lambda text: self._note(text, watch))

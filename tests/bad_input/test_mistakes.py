@@ -26,6 +26,8 @@ MISTAKES = [
     ("clients=0", r"clients=0"),
     ("clients=-3", r"clients=-3"),
     ("seed=-1", r"seed=-1"),
+    ("batch_size=100000 last_batch=drop", r"no client has a batch of 100000 samples.*none would take a step"),
+    ("partition=mine.json", r"a split of your own is written partition=from_file:mine\.json"),
     ("nesterov=maybe", r"nesterov=maybe.*must be true or false"),
     ("momentum=1", r"momentum=1.*less than 1"),
     ("participation=0", r"participation=0"),

@@ -184,6 +184,8 @@ def parse(text: Any) -> Kind:
         if path:
             return FromFile(path)
     choice = spec.parse_one(text, "partition")
+    if choice.name not in KINDS and str(text).strip().endswith(".json"):
+        raise UserError(f"a split of your own is written partition=from_file:{str(text).strip()}")
     if choice.name not in KINDS:
         raise unknown("partition", choice.name, KINDS)
     return spec.make(KINDS[choice.name], choice, "partition")

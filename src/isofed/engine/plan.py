@@ -48,6 +48,11 @@ def _sizes(samples: int, s: Settings) -> list[int]:
     return [s.batch_size] * full + ([rest] if rest and s.last_batch == "keep" else [])
 
 
+def has_batch(samples: int, s: Settings) -> bool:
+    """Whether a client of this size has anything to take a step on."""
+    return bool(_sizes(samples, s))
+
+
 def steps_of(samples: int, s: Settings) -> int:
     """About how many steps a client of this size takes: what the executors schedule by."""
     return s.local_steps or (s.epochs or 0) * len(_sizes(samples, s))

@@ -16,6 +16,7 @@ from isofed.data.base import validation_places
 from isofed.data.partition import FromFile, split
 from isofed.data.partition import parse as parse_partition
 from isofed.draws import generator, torch_seeded
+from isofed.engine.plan import has_batch
 from isofed.errors import UserError
 from isofed.layout import Layout
 from isofed.methods import Run
@@ -64,6 +65,16 @@ class World:
         if settings.batch_size == 1 and has_batch_norm(world.network()):
             raise UserError("batch_size=1 cannot train batch norm; use a larger batch, or norm=group:2")
         return world
+
+    def checked(self) -> World:
+        """The same, unless there is nothing that any client could train on."""
+        s = self.settings
+        if self.samples and not any(has_batch(len(samples), s) for samples in self.clients):
+            raise UserError(
+                f"no client has a batch of {s.batch_size} samples, so with last_batch=drop none would take a step; "
+                "use a smaller batch_size, or last_batch=keep"
+            )
+        return self
 
     def network(self) -> Network:
         """A new network with the initial weights, as the methods want it built."""

@@ -159,6 +159,8 @@ def not_run(made: Sequence[Entry]) -> list[str]:
 def listing(console: Console, results: Results, papers: Sequence[str] = tuple(PAPERS)) -> None:
     """All presets with what is done of them."""
     table = text_table("preset", "cells", "done", "shortened", "what it shows")
+    for column in table.columns[1:4]:
+        column.justify = "right"
     for paper in papers:
         for name in presets.names(paper):
             preset = presets.load(paper, name)
