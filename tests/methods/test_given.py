@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -18,7 +20,7 @@ from isofed.errors import BadMethod, UserError
 from isofed.federation import Federation
 from isofed.functional.precision import nothing
 from isofed.layout import Policy
-from isofed.methods import Step, Visit
+from isofed.methods import Round, Step, Visit
 from isofed.models import Network
 from tests.engine.plain import distance, small
 
@@ -213,3 +215,64 @@ class SendsANumber(Method):
 
 def test_what_a_client_sends_must_be_tensors() -> None:
     assert said_by(SendsANumber()).startswith("visit.sum['sends.number'] must be a tensor, not a float: write torch.te")
+
+
+@dataclass(frozen=True)
+class Draws(Method):
+    """Plans what the test says."""
+
+    drawn: Callable[[Visit], Any] = field(default=lambda visit: {})
+
+    def plan(self, visit: Visit, rng: np.random.Generator) -> Any:
+        return self.drawn(visit)
+
+    def loss(self, step: Step) -> Tensor | None:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("drawn", "said"),
+    [
+        (lambda visit: None, "must return a dict of named arrays, not None; without draws an empty one"),
+        (lambda visit: {"a": torch.zeros(visit.steps)}, "must return NumPy arrays, and 'a' is a Tensor"),
+        (lambda visit: {"a": np.zeros(())}, "and 'a' is a single number"),
+        (lambda visit: {"a": np.zeros(visit.steps + 2)}, "must return a row for each of the visit's"),
+    ],
+)
+def test_a_plan_has_a_row_for_each_step(drawn: Callable[[Visit], Any], said: str) -> None:
+    told = said_by(Draws(drawn))
+    assert told.startswith("plan() of 'draws' ") and said in told
+
+
+@dataclass(frozen=True)
+class Server(Method):
+    """Does at the server what the test says."""
+
+    does: Callable[[Round], None] = field(default=lambda round: None)
+
+    def aggregate(self, round: Round) -> None:
+        self.does(round)
+
+
+def _shorter(round: Round) -> None:
+    round.update = round.update[:3]
+
+
+def _number(round: Round) -> None:
+    round.update = 3.0  # type: ignore[assignment]
+
+
+def _new_state(round: Round) -> None:
+    round.server["mine"] = torch.zeros(2)
+
+
+@pytest.mark.parametrize(
+    ("does", "said"),
+    [
+        (_shorter, r"aggregate\(\) of 'server' must leave \[\d+\] numbers in round.update, not \[3\]"),
+        (_number, r"aggregate\(\) of 'server' must leave \[\d+\] numbers in round.update, not a float"),
+        (_new_state, r"changes which names round.server has: 'mine' belongs into server_state\(\)"),
+    ],
+)
+def test_the_server_keeps_its_update_and_its_names(does: Callable[[Round], None], said: str) -> None:
+    assert re.search(said, said_by(Server(does)))

@@ -14,7 +14,15 @@ from isofed import spec
 from isofed.errors import UserError, unknown
 from isofed.layout import Policy, Tensors
 from isofed.methods.base import Draws, Method, Round, Run, Step, Visit
-from isofed.methods.given import check_gradient, check_sent, check_tensors, check_term, goes_nowhere
+from isofed.methods.given import (
+    check_gradient,
+    check_plan,
+    check_round,
+    check_sent,
+    check_tensors,
+    check_term,
+    goes_nowhere,
+)
 from isofed.methods.guard import check_extras, check_parts, check_statistics
 from isofed.methods.needs import check_need
 from isofed.methods.registry import check_class, find, is_ours, name_of, names
@@ -173,6 +181,8 @@ class Composition:
             again = asked.count(key)
             asked.append(key)
             mine = method.plan(visit, rng(f"{key}/{again}" if again else key))
+            if not is_ours(type(method)):
+                check_plan(f"plan() of '{name}'", mine, visit.steps)
             if taken := sorted(mine.keys() & draws.keys()):
                 raise UserError(f"two parts of '{self.shown()}' use the same name '{taken[0]}' in their plans")
             draws |= mine
@@ -260,7 +270,10 @@ class Composition:
         return self.owners["combine"].combine(updates, weights)
 
     def aggregate(self, round: Round) -> None:
-        self._act(self._aggregate, round, "round.update")
+        size, declared = round.update.shape, set(round.server)
+        for hook in self._aggregate:
+            self._act([hook], round, "round.update")
+            check_round(f"aggregate() of '{self._name(hook)}'", round, size, declared)
 
     def evaluated(self, server: Tensors) -> Tensor | None:
         judged = [w for w in (hook(server) for hook in self._evaluated) if w is not None]

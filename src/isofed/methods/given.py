@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from isofed.errors import BadMethod, UserError
 
 if TYPE_CHECKING:
-    from isofed.methods.base import Step, Visit
+    from isofed.methods.base import Round, Step, Visit
 
 
 def check_term(what: str, term: Any) -> None:
@@ -46,6 +48,27 @@ def check_sent(visit: Visit) -> None:
                 raise BadMethod(
                     f"visit.{place}['{name}'] must be a tensor, not {_kind(value)}: write torch.tensor(...)"
                 )
+
+
+def check_plan(what: str, given: Any, steps: int) -> None:
+    """Refuse draws that are no array with a row for each step of a visit."""
+    if not isinstance(given, dict):
+        raise BadMethod(f"{what} must return a dict of named arrays, not {_kind(given)}; without draws an empty one")
+    for name, rows in given.items():
+        if not isinstance(rows, np.ndarray):
+            raise BadMethod(f"{what} must return NumPy arrays, and '{name}' is {_kind(rows)}")
+        if not rows.ndim or len(rows) != steps:
+            size = f"has {len(rows)} rows" if rows.ndim else "is a single number"
+            raise BadMethod(f"{what} must return a row for each of the visit's {steps} steps, and '{name}' {size}")
+
+
+def check_round(what: str, round: Round, size: torch.Size, declared: set[str]) -> None:
+    """Refuse an update of another size, and a state of the server that will not be there in the next round."""
+    if not isinstance(round.update, Tensor) or round.update.shape != size:
+        given = list(round.update.shape) if isinstance(round.update, Tensor) else _kind(round.update)
+        raise BadMethod(f"{what} must leave {list(size)} numbers in round.update, not {given}")
+    if strange := sorted(round.server.keys() ^ declared):
+        raise BadMethod(f"{what} changes which names round.server has: '{strange[0]}' belongs into server_state()")
 
 
 def check_tensors(what: str, given: Any) -> None:
