@@ -66,7 +66,7 @@ def chosen(method: str, **more: Any) -> dict[str, Any]:
     model = "mlp"
     if "stochdepth" in method:
         model = "resnet8"
-    elif any(part in method for part in ("fedbn", "gradaug", "moon")):
+    elif method in ("moon", "moon+feddecorr") or any(part in method for part in ("fedbn", "gradaug")):
         model = "cnn"
     return SKEWED | {"method": method, "model": model} | more
 

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -209,9 +210,18 @@ def test_ten_lines_for_any_number_of_rounds() -> None:
         assert told(RunDisplay(plain_console(), quiet=True), run, lines) == ""
 
 
-def test_an_event_is_shown_once_however_often_it_happens() -> None:
+def dropping(clients: list[int], tmp_path: Path) -> dict[str, Any]:
+    """Settings by which clients with fewer samples than a batch of 32 take no step; the last one has enough."""
+    ends = np.cumsum([*clients, 40 - sum(clients)]).tolist()
+    split = tmp_path / "split.json"
+    split.write_text(json.dumps([list(range(a, b)) for a, b in zip([0, *ends], ends, strict=False)]))
     values: dict[str, Any] = dict(word.split("=", 1) for word in TINY)
-    run = Federation(**values | {"batch_size": 32, "last_batch": "drop"}, rounds=30)
+    more = {"partition": f"from_file:{split}", "clients": len(ends), "batch_size": 32, "last_batch": "drop"}
+    return values | more
+
+
+def test_an_event_is_shown_once_however_often_it_happens(tmp_path: Path) -> None:
+    run = Federation(**dropping([4, 4], tmp_path), rounds=30)
     console = plain_console()
     found = run.fit(RunDisplay(console))
     assert isinstance(console.file, io.StringIO)
@@ -221,16 +231,13 @@ def test_an_event_is_shown_once_however_often_it_happens() -> None:
     assert found.events == 60  # and is recorded every time
 
 
-def test_what_happens_to_many_clients_is_one_note() -> None:
-    values: dict[str, Any] = dict(word.split("=", 1) for word in TINY)
+def test_what_happens_to_many_clients_is_one_note(tmp_path: Path) -> None:
     console = plain_console()
-    found = Federation(**values | {"clients": 9, "batch_size": 32, "last_batch": "drop"}, rounds=2).fit(
-        RunDisplay(console)
-    )
+    found = Federation(**dropping([1] * 8, tmp_path), rounds=2).fit(RunDisplay(console))
     assert isinstance(console.file, io.StringIO)
     notes = [line for line in console.file.getvalue().splitlines() if line.startswith("note: ")]
-    said = "client 0 took no step: it has less than one batch; the same of 8 other clients"
-    assert notes == [f"note: round 1: {said}"] and found.events == 18
+    said = "client 0 took no step: it has less than one batch; the same of 7 other clients"
+    assert notes == [f"note: round 1: {said}"] and found.events == 16
 
 
 def test_a_comparison_prints_a_line_for_each_run(tmp_path: Path) -> None:

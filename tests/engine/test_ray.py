@@ -94,7 +94,7 @@ def test_the_number_of_actors_changes_no_bit(three: Cluster) -> None:
         {"method": f"{HERE}:Median+scaffold", "model": "cnn"},  # needs every client's update, and not their mean
         {"method": "krum+clip_update:0.5", "model": "cnn", "norm": "group:2"},
         {"method": f"{HERE}:Count+{HERE}:Echo", "clients": 5},  # questions after the last round
-        {"method": "fedavg", "partition": "iid", "batch_size": 30, "last_batch": "drop"},  # nobody takes a step
+        {"method": "fedavg", "batch_size": 30, "last_batch": "drop"},  # some take no step
         {"method": "spherefed", "precision": "bf16", "augment": "flip", "validation": 0.2, "weighting": "uniform"},
     ],
     ids=lambda given: str(given["method"]).replace(HERE, ""),
