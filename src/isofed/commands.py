@@ -181,7 +181,9 @@ def _print_comparison(
     spent = f" Epsilon is that of a whole client, at delta {' or '.join(deltas)}." if private else ""
     to_target = ""
     if s.target is not None:
-        some = f"; '> {s.rounds} (1/{seeds})' means that {s.rounds} were enough for one seed only" if seeds > 1 else ""
+        partly = next((r for r in rows if r.partly), None)
+        enough = f"means that they were enough for {partly.reached} of {partly.seeds} seeds" if partly else ""
+        some = f"; '{partly.to_target}' {enough}" if partly else ""
         after = f", before what {later} does after the last one" if later else ""
         to_target = f" 'To {100 * s.target:g} %' counts rounds{after}{some}."
     console.print(

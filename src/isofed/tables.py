@@ -43,6 +43,11 @@ class Row:
     delta: float | None = None
 
     @property
+    def partly(self) -> bool:
+        """Whether the target was reached with some seeds, and with others not."""
+        return self.rounds_to_target is not None and self.reached < self.seeds
+
+    @property
     def to_target(self) -> str:
         """Rounds to the target as a text: a mean where all seeds reached it.
 
@@ -53,7 +58,7 @@ class Row:
             return "-"
         if self.rounds_to_target is None:
             return "never"
-        if self.reached < self.seeds:
+        if self.partly:
             return f"> {self.rounds} ({self.reached}/{self.seeds})"
         return f"{self.rounds_to_target:.1f}"
 

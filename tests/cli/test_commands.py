@@ -15,10 +15,12 @@ from PIL import Image
 
 from isofed.config import settings
 from isofed.engine.world import World
+from isofed.report.gather import run_folders
 from tests.cli_tools import (
     SMALL,
     environment,
     escapes,
+    metrics,
     plain,
     succeeds,
 )
@@ -44,6 +46,16 @@ def test_rounds_to_a_target_are_counted_before_a_head_is_refitted(tmp_path: Path
         out = " ".join(succeeds("compare", *methods, *words, f"out={tmp_path / str(told)}").split())
         assert "'To 99 %' counts rounds" in out
         assert ("counts rounds, before what fedavg+ffc does after the last one." in out) == told
+
+
+def test_a_target_that_some_seeds_reach_is_explained_where_there_is_one(tmp_path: Path) -> None:
+    words = ("compare", "fedavg", *SMALL, "rounds=1", "executor=serial", "seeds=2", "--quiet")
+    out = succeeds(*words, "target=1", f"out={tmp_path / 'never'}")
+    assert "never" in out and "enough" not in out
+    found = [metrics(run)[0]["accuracy"] for run in run_folders(tmp_path / "never")]
+    assert len(found) == 2 and found[0] != found[1]
+    out = " ".join(succeeds(*words, f"target={sum(found) / 2}", f"out={tmp_path / 'some'}").split())
+    assert "'> 1 (1/2)' means that they were enough for 1 of 2 seeds." in out
 
 
 def test_quiet_shows_the_result_and_nothing_else(tmp_path: Path) -> None:
