@@ -23,7 +23,7 @@ from isofed.engine.replica import Job, one_thread
 from isofed.engine.serial import Executor
 from isofed.engine.workers import Pool
 from isofed.engine.world import GIVEN, World
-from isofed.errors import RunError, UserError
+from isofed.errors import RunError
 from isofed.evaluation import Judge
 from isofed.layout import Layout, Policy, Tensors
 from isofed.memory import PeakMemory
@@ -35,7 +35,7 @@ from isofed.questions import Questions
 from isofed.recorder import Recorder
 from isofed.records import RunFolder, environment
 from isofed.result import Result, advised, rounds_to
-from isofed.resuming import check_changes, check_files, check_rounds
+from isofed.resuming import check_changes, check_data, check_files, check_rounds
 from isofed.store import Remembered
 from isofed.traces import Elsewhere
 
@@ -107,8 +107,7 @@ class Federation:
         run.folder, run._other_rounds = folder, run.settings.rounds != before
         tracking.check(run.settings.track, recorded=True)
         check_files(folder, run.settings)
-        if folder.environment.get("data") != run.world.dataset.fingerprint:
-            raise UserError(f"the data of the run {path} have changed since it was started, so it cannot go on")
+        check_data(folder, run.world.dataset.fingerprint, "go on")
         return run
 
     def _prepare(self, settings: Settings, dataset: Dataset | None, pool: Pool | Cluster | None) -> None:

@@ -44,3 +44,9 @@ def check_files(folder: RunFolder, settings: Settings) -> None:
             raise UserError(
                 f"{file} has changed since the run in {folder.path} was started; put it back, or choose another out="
             )
+
+
+def check_data(folder: RunFolder, fingerprint: str, what: str) -> None:
+    """So is one whose data have; ``what`` can no longer be done with it."""
+    if folder.environment.get("data") != fingerprint:
+        raise UserError(f"the data of the run {folder.path} have changed since it was started, so it cannot {what}")

@@ -25,7 +25,7 @@ from isofed.layout import Layout, Tensors
 from isofed.probe import AT_ONCE, Probe
 from isofed.recorder import evenly
 from isofed.records import MODEL, Kept, RunFolder
-from isofed.resuming import check_files
+from isofed.resuming import check_data, check_files
 
 _SMALL = 2e9  # multiply-accumulates of a pass up to which several threads only get in each other's way
 
@@ -48,8 +48,7 @@ class Material:
         self.device = self._device()
         self.world = World.create(self.settings, dataset)
         check_files(self.folder, self.settings)
-        if self.folder.environment.get("data") != self.world.dataset.fingerprint:
-            raise UserError(f"the data of the run {path} have changed since it was made, so it cannot be diagnosed")
+        check_data(self.folder, self.world.dataset.fingerprint, "be diagnosed")
         network = self.world.network()
         self.layout = Layout.of(network, self.settings.method.share(network))
         self.history = self.folder.metrics()
