@@ -64,6 +64,14 @@ def test_a_page_tells_of_its_own_data_and_of_no_time_twice(tmp_path: Path) -> No
     assert "| 1.00x |" in tables["Table 5"] and "ffc" not in tables["Table 5"]
 
 
+def test_a_page_counts_the_hours_of_runs_that_had_the_machine_for_themselves(tmp_path: Path) -> None:
+    fedavg, feduv = matching(load("feduv", "table1").cells, "pacs", "FedAvg,FedUV")
+    write(tmp_path, Job(fedavg, 0), {"accuracy": 60.0}, seconds=1800.0)
+    write(tmp_path, Job(feduv, 0), {"accuracy": 61.0}, seconds=90000.0, alone=False)
+    text = " ".join(pages.build(tmp_path)["feduv.md"].split())
+    assert "torch 2; 0.50 hours of training and 1 run beside other work, not timed." in text
+
+
 def test_pages_are_written_whole(tmp_path: Path) -> None:
     written = pages.write(tmp_path / "none", tmp_path / "docs")
     assert sorted(written) == sorted((tmp_path / "docs").iterdir()) and len(written) == 6

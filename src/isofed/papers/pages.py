@@ -216,9 +216,18 @@ def _made_with(ran: Sequence[Entry]) -> str:
     trained = {one.path: one for entry in ran if entry.cell.after is None for one in entry.found}
     devices = sorted({f"{one.device} in {one.precision}" for one in found})
     versions = sorted({str(one.content["environment"]["torch"]) for one in found})
-    hours = sum(float(one.content["seconds"]) for one in trained.values()) / 3600
-    took = f"{hours:.2f} hours of training" if trained else "no training besides that of the runs that it goes on from"
-    return _wrapped(f"On {', '.join(devices)}; torch {', '.join(versions)}; {took}.")
+    return _wrapped(f"On {', '.join(devices)}; torch {', '.join(versions)}; {_took(list(trained.values()))}.")
+
+
+def _took(trained: Sequence[Finished]) -> str:
+    """How long training took, of the runs that had the machine for themselves: the time of the others says nothing."""
+    if not trained:
+        return "no training besides that of the runs that it goes on from"
+    alone = [float(one.content["seconds"]) for one in trained if one.content.get("alone", True)]
+    beside = len(trained) - len(alone)
+    hours = f"{sum(alone) / 3600:.2f} hours of training" if alone else ""
+    others = f"{beside} {'run' if beside == 1 else 'runs'} beside other work, not timed" if beside else ""
+    return " and ".join(filter(None, (hours, others)))
 
 
 def _tried(one: Finished, changed: Mapping[str, str]) -> str:
