@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from isofed.memory import PeakMemory
+from isofed.memory import PeakMemory, shortage
+from tests.cli_tools import complaint, isofed
 from tests.engine.plain import small
 
 MANY = 200_000_000
@@ -54,3 +55,17 @@ def test_a_run_records_it(tmp_path: Path) -> None:
     result = small(rounds=1, out=tmp_path / "run").fit()
     assert json.loads((tmp_path / "run/result.json").read_text())["peak_memory"] == result.peak_memory
     assert result.peak_memory is None or result.peak_memory > 10_000_000
+
+
+def test_a_shortage_is_told_in_one_sentence_and_is_nobodys_mistake(tmp_path: Path) -> None:
+    text = complaint(isofed("data", "synthetic:samples=100000000000000", cwd=tmp_path), 1)
+    assert text.startswith("there is not enough memory (Unable to allocate ")
+    with pytest.raises(RuntimeError) as processor:
+        torch.empty(10**15)
+    one = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+    # As CUDA itself says it, with advice for its developers below.
+    other = torch.AcceleratorError("CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation' in its pages.")
+    assert "there is not enough memory ([enforce fail" in str(shortage(processor.value))
+    assert "the GPU has no memory left (CUDA out of memory. Tried to allocate 2.00 GiB)" in str(shortage(one))
+    assert "the GPU has no memory left (CUDA error: out of memory): nvidia-smi" in str(shortage(other))
+    assert shortage(RuntimeError("shapes differ")) is None

@@ -59,6 +59,11 @@ def command(function: Callable[..., None], group: typer.Typer = app) -> Callable
         except Exception as error:
             if debug:
                 traceback.print_exc()
+            from isofed.memory import shortage
+
+            if lack := shortage(error):
+                _complain(lack)
+                raise typer.Exit(1) from None
             place = place_of(error)
             said = f"{type(error).__name__}: {str(error).rstrip('.')}{place}"
             whose = "code of your own failed with" if place else "internal error,"

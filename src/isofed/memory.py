@@ -1,4 +1,4 @@
-"""The most memory that a run took."""
+"""The most memory that a run took, and what to say when there is none left."""
 
 from __future__ import annotations
 
@@ -36,6 +36,31 @@ class PeakMemory:
             return int(torch.cuda.max_memory_reserved(self._device))
         found = [_peak(process) for process in _processes()]
         return sum(found) or None
+
+
+def shortage(error: BaseException) -> str | None:
+    """What to tell of an error that means that memory is used up; of any other, nothing.
+
+    >>> shortage(MemoryError("Unable to allocate 7.28 TiB for an array"))[:44]
+    'there is not enough memory (Unable to alloca'
+    >>> shortage(ValueError("out of memory")) is None
+    True
+    """
+    from isofed.engine.lane import starved
+
+    said = str(error).strip().split("\n")[0].rstrip(".")
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "can't allocate memory" in said):
+        return (
+            f"there is not enough memory ({said or 'none is left'}): fewer workers, a smaller batch_size, network or "
+            "data set takes less. A run that had begun is kept as far as it came, and goes on with isofed run --resume"
+        )
+    if starved(error):
+        return (
+            f"the GPU has no memory left ({said}): nvidia-smi shows what else uses it; fewer slots, a smaller "
+            "batch_size or network takes less, and device=cpu none. A run that had begun is kept as far as it came, "
+            "and goes on with isofed run --resume"
+        )
+    return None
 
 
 def _processes() -> list[int]:
