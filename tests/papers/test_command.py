@@ -49,6 +49,13 @@ def test_no_width_cuts_what_the_paper_prints(width: int, tmp_path: Path, monkeyp
         assert cell.dataset in words and any(f"{cell.method} {text} " in f"{words} " for text in published), str(cell)
 
 
+def test_several_tables_and_variants_are_shown_one_after_another_as_far_as_they_have_such_cells(tmp_path: Path) -> None:
+    words = ("feduv", "table1", "table2", "only=cifar100,alpha=0.01", "methods=FedUV", "variant=default,softened")
+    code, out, _ = isofed(*words, "--show", f"results={tmp_path}")
+    assert code == 0 and out.count("FedUV table 1") == 2 and "FedUV table 2" not in out
+    assert out.index("FedUV table 1") < out.index("variant softened")
+
+
 def test_what_the_paper_prints_is_shown_before_anything_is_run(tmp_path: Path) -> None:
     code, out, _ = isofed(
         "feduv", "table1", "only=cifar100,alpha=0.01", "methods=FedUV", "--show", f"results={tmp_path}"
@@ -96,6 +103,7 @@ def test_a_run_that_needs_data_says_so(tmp_path: Path) -> None:
         (["feduv", "table1", "alone=perhaps"], "alone=perhaps must be true or false"),
         (["feduv", "table5", "alone=false"], "these cells of feduv table5 are about nothing but time"),
         (["feduv", "table1", "variant=papr"], "there is no variant of feduv table1 'papr'"),
+        (["feduv", "table1", "variant=default,papr"], "there is no variant of feduv table1 'papr'"),
         (["feduv", "table1", "only=cifar100", "lr=fast"], "lr=fast is not possible"),
         (["feduv", "table1", "only=cifar100", "fedprox.mu=1"], "called 'fedprox'"),
     ],

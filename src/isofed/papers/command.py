@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -75,8 +76,12 @@ class Words:
         runs = Path(self.runs)
         return (runs / TINY, runs / TINY / "results") if self.tiny else (runs, Path(self.results))
 
+    def each_variant(self) -> list[Words]:
+        """The same of one variant at a time."""
+        return [replace(self, variant=name) for name in dict.fromkeys(self.variant.split(","))]
+
     def cells(self, preset: Preset) -> list[Cell]:
-        """The cells that were chosen."""
+        """The cells that were chosen, of one variant."""
         rows = dict.fromkeys(cell.method for cell in preset.cells)
         for word in filter(str.strip, self.methods.split(",")):
             if plain_text(word) not in map(plain_text, rows):
@@ -118,11 +123,11 @@ def paper(console: Console, words: Sequence[str], shows: bool, quiet: bool) -> N
     budget = Budget.of_command(seconds_of(asked.budget) if asked.budget else None)
     failures: dict[str, str] = {}
     data = Data(show.Progress(console, quiet).reading)
-    for preset in _chosen(names):
+    for preset, one in _parts(_chosen(names), asked):
         if shows:
-            show.show(console, preset, results, asked.cells(preset), asked.variant, asked.tiny)
+            show.show(console, preset, results, one.cells(preset), one.variant, one.tiny)
         else:
-            failures |= _run(console, preset, asked, budget, data, quiet)
+            failures |= _run(console, preset, one, budget, data, quiet)
     if failures:
         which, why = next(iter(failures.items()))
         raise RunError(f"{many(len(failures), 'run')} could not be finished; '{which}' stopped because {why}")
@@ -133,6 +138,23 @@ def _chosen(names: Sequence[str]) -> list[Preset]:
     if names[0] == "all":
         return list(presets.every())
     return [presets.load(names[0], name) for name in names[1:] or presets.names(names[0])]
+
+
+def _parts(chosen: Sequence[Preset], asked: Words) -> list[tuple[Preset, Words]]:
+    """Each preset with each variant that was asked for; of several presets, those without such cells are left out."""
+    parts: list[tuple[Preset, Words]] = []
+    refused: dict[str, list[UserError]] = {}
+    for preset, one in itertools.product(chosen, asked.each_variant()):
+        try:
+            one.cells(preset)
+        except UserError as error:
+            refused.setdefault(one.variant, []).append(error)
+        else:
+            parts.append((preset, one))
+    for errors in refused.values():
+        if len(errors) == len(chosen):
+            raise errors[0]
+    return parts
 
 
 def _run(console: Console, preset: Preset, asked: Words, budget: Budget, data: Data, quiet: bool) -> dict[str, str]:

@@ -45,7 +45,7 @@ runs everything. What a run may be told:
 | `only=A,B` | cells with all of these words in data set, setting or method; a part of a word will do, not of a number |
 | `methods=A,B` | these rows |
 | `seeds=3` | three seeds, from 0 on; `seeds=0,4` means those |
-| `variant=paper` | with something changed on purpose; the page of a paper lists its variants |
+| `variant=paper` | with something changed on purpose (`default,paper`: both); the page of a paper lists its variants |
 | `scale=0.3` | this part of the rounds, with a schedule of its own; always labelled |
 | `scale=tiny` | two rounds of a thin network on a few pictures, made-up ones where files are missing; kept apart |
 | `budget=25m` | stop cleanly after this time (`90s`, `1.5h`), counted from the start of the command |
