@@ -7,6 +7,7 @@ from torch import nn
 from isofed.errors import UserError
 from isofed.models.base import Network, norm_layer, vector_norm
 from isofed.models.dropout import Dropout
+from isofed.models.flatten import Flatten
 from isofed.models.resnet import Shape, average_pool, projection_head, projector
 
 
@@ -74,7 +75,7 @@ def alexnet_bn(shape: Shape, classes: int, norm: str = "batch") -> Network:
         *(nn.Linear(256 * 36, 4096), make(4096), nn.ReLU()),
         *(nn.Linear(4096, 4096), make(4096), nn.ReLU()),
     ]
-    flat = nn.Sequential(nn.AdaptiveAvgPool2d(6), nn.Flatten(), *dense)
+    flat = nn.Sequential(nn.AdaptiveAvgPool2d(6), Flatten(), *dense)
     return Network(stages, flat, nn.Linear(4096, classes), width=4096)
 
 
@@ -86,7 +87,7 @@ def moon_cnn(shape: Shape, classes: int) -> Network:
         "stage2": nn.Sequential(nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2)),
     }
     dense = nn.Sequential(
-        *(nn.AdaptiveAvgPool2d(5), nn.Flatten()),  # at 32 pixels there are 5x5 already
+        *(nn.AdaptiveAvgPool2d(5), Flatten()),  # at 32 pixels there are 5x5 already
         *(nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU()),
     )
     return Network(stages, dense, nn.Linear(256, classes), 256, projector=projection_head(84))
@@ -100,5 +101,5 @@ def pfl_cnn(shape: Shape, classes: int) -> Network:
         "stage1": nn.Sequential(nn.Conv2d(shape[0], 32, 3), nn.ReLU()),
         "stage2": nn.Sequential(nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2), Dropout(0.25)),
     }
-    dense = nn.Sequential(nn.Flatten(), nn.Linear(64 * 14 * 14, 128), nn.ReLU(), Dropout(0.5))
+    dense = nn.Sequential(Flatten(), nn.Linear(64 * 14 * 14, 128), nn.ReLU(), Dropout(0.5))
     return Network(stages, dense, nn.Linear(128, classes), width=128)
