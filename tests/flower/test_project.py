@@ -166,6 +166,9 @@ def test_the_commands_say_what_is_wrong(tmp_path: Path) -> None:
     assert Keys(tmp_path / "p" / "keys").public()[0].name == "a.pub"
     code, said = call("keys", tmp_path / "p", "--host", "later.example.org")
     assert (code, "is now for later.example.org" in said) == (0, True)
+    code, said = call("keys", tmp_path / "mistyped", "--host", "fed.example.org")
+    assert (code, "there is no project in" in said, (tmp_path / "mistyped").exists()) == (2, True, False)
+    assert call("keys", tmp_path / "at-a-site", "--site", "b")[0] == 0  # which has no project
     code, said = call("stop", tmp_path / "nowhere")
     assert (code, "on the server's machine" in said) == (2, True)
     (tmp_path / "file").touch()

@@ -67,6 +67,11 @@ def keys(console: Console, folder: Path, site: str | None, hosts: Sequence[str])
         path = make_site_key(where, site)
         _say(console, f"{path} stays here; send {path.with_suffix('.pub')} to the coordinator")
         return
+    if not (folder / "pyproject.toml").is_file():  # a mistyped name would get certificates that no server finds
+        raise UserError(
+            f"there is no project in {folder}: the server's keys go into one that `isofed flower new` made; "
+            "a site's, with --site, into any folder"
+        )
     fresh = not Keys(where).certificate.exists()
     made = make_server_keys(where, hosts)
     if not fresh and hosts:
