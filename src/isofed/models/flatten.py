@@ -9,8 +9,8 @@ from torch import Tensor, nn
 class Flatten(nn.Flatten):
     """``nn.Flatten`` whose gradient lies in memory as its input does.
 
-    PyTorch hands a gradient back in the order of the axes, and where pictures lie channels-last a processor's layers
-    before this one then take many times as long: a maximum over squares nine times. The numbers are the same.
+    PyTorch hands a gradient back in the order of the axes; where pictures lie channels-last, the layers before this
+    one, a maximum over squares above all, then take several times as long on a processor. The numbers are the same.
     """
 
     def forward(self, x: Tensor) -> Tensor:
