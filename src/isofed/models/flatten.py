@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
+
+from isofed.models.tiles import in_rows, rows_of
 
 
 class Flatten(nn.Flatten):
@@ -14,14 +15,6 @@ class Flatten(nn.Flatten):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.requires_grad and not x.is_cuda and type(x) is Tensor and _channels_last(x):
-            x.register_hook(_in_rows)
+        if x.requires_grad and not x.is_cuda and type(x) is Tensor and x.dim() == 4 and in_rows(x):
+            x.register_hook(rows_of)
         return super().forward(x)
-
-
-def _channels_last(x: Tensor) -> bool:
-    return x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
-
-
-def _in_rows(gradient: Tensor) -> Tensor:
-    return gradient.contiguous(memory_format=torch.channels_last)
