@@ -136,6 +136,29 @@ def test_the_norm_of_a_stage_agrees_with_float64(
         assert float((one.grad.cpu().double() - two.grad).norm()) <= 2e-5 * float(two.grad.norm())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [((8, 8), (4, 4)), ((4, 4), (8, 8)), ((6, 2), (3, 4)), ((16, 16), (8, 8)), ((5, 7), (3, 2)), ((12, 12), (9, 12))],
+)
+def test_the_norm_of_a_stage_averages_as_float64_does(
+    before: tuple[int, int], after: tuple[int, int], dtype: torch.dtype
+) -> None:
+    """Maps of several sizes, some of whose places do not divide, and of one of them a part of its channels."""
+    draws = torch.Generator("cuda").manual_seed(8)
+    whole = torch.rand((5, 40, *before), device="cuda", generator=draws).to(dtype, memory_format=torch.channels_last)
+    b = torch.rand((5, 24, *after), device="cuda", generator=draws).to(dtype, memory_format=torch.channels_last)
+    for a in (whole, whole[:, :12]):
+        found, exact = b.detach().requires_grad_(), b.double().cpu().requires_grad_()
+        ours, theirs = stage_norm(a, found), stage_norm(a.double().cpu(), exact)
+        assert ours.dtype == torch.float32
+        torch.testing.assert_close(ours.detach().cpu().double(), theirs.detach(), rtol=1e-5, atol=0)
+        (gradient,), (wanted,) = torch.autograd.grad(ours.sum(), found), torch.autograd.grad(theirs.sum(), exact)
+        # A number of bf16 has 8 bits.
+        limit = 2e-5 if dtype == torch.float32 else 4e-3
+        assert float((gradient.cpu().double() - wanted).norm()) <= limit * float(wanted.norm())
+
+
 FUSED: dict[str, Loss] = {
     "uniformity": uniformity,
     "uniformity, paper": partial(uniformity, form="paper", detach=True),

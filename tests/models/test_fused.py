@@ -8,12 +8,15 @@ import pytest
 import torch
 from torch import nn
 
-from isofed.models import create, fused
+from isofed.models import create, fused, thin
 from isofed.models.base import BatchNorm1d, BatchNorm2d
 from isofed.models.convolution import FusedConv2d
 from isofed.models.dropout import Dropout, dropouts, hashed, places
+from isofed.models.parts import added, taken
+from isofed.models.residual import residual_blocks
+from isofed.models.resize import resized
 from isofed.models.slim import slim_forward
-from isofed.models.tiles import tickets
+from isofed.models.tiles import in_rows, rows_of, tickets
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")]
 
@@ -28,18 +31,21 @@ SHAPES = [
     (64, 512),
     (5, 10),
     (64, 1280, 4, 4),
+    (64, 56, 28, 28),
+    (9, 104, 7, 7),
 ]
 
 
+@pytest.mark.parametrize("add", [False, True])
 @pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize("offset", [0.0, 100.0])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_fused_batch_norm_agrees_with_float64(shape: tuple[int, ...], offset: float, relu: bool) -> None:
+def test_fused_batch_norm_agrees_with_float64(shape: tuple[int, ...], offset: float, relu: bool, add: bool) -> None:
     if not fused.available():
         pytest.skip("no Triton here")
     draws = torch.Generator("cuda").manual_seed(3)
     x = torch.randn(shape, device="cuda", generator=draws) * 1.7 + offset
-    g = torch.randn(shape, device="cuda", generator=draws)
+    g, aside = (torch.randn(shape, device="cuda", generator=draws) for _ in range(2))
     if len(shape) == 4:
         x, g = x.to(memory_format=torch.channels_last), g.to(memory_format=torch.channels_last)
     layer = (BatchNorm2d if len(shape) == 4 else BatchNorm1d)(shape[1]).cuda()
@@ -47,13 +53,18 @@ def test_fused_batch_norm_agrees_with_float64(shape: tuple[int, ...], offset: fl
     layer.bias.data.normal_(generator=draws)
     plain = (nn.BatchNorm2d if len(shape) == 4 else nn.BatchNorm1d)(shape[1]).cuda().double()
     plain.load_state_dict({k: v for k, v in layer.state_dict().items()} | {"num_batches_tracked": torch.tensor(0)})
-    layer.ticket, layer.relu = tickets(shape[1], x.device), relu
+    layer.ticket, layer.relu = tickets(shape[1], x.device), relu and not add
 
     def outputs(module: Any, inputs: torch.Tensor, gradient: torch.Tensor) -> list[torch.Tensor]:
         inputs = inputs.detach().clone(memory_format=torch.preserve_format).requires_grad_()
-        made = module(inputs)
-        made = made.relu() if relu and module is plain else made
-        return [made.detach(), *torch.autograd.grad(made, [inputs, module.weight, module.bias], gradient)]
+        added = aside.to(inputs.dtype).requires_grad_()
+        if module is plain:
+            made = module(inputs) + added if add else module(inputs)
+            made = made.relu() if relu else made
+        else:
+            made = module(inputs, added, relu) if add else module(inputs)
+        of = [inputs, module.weight, module.bias, *([added] if add else [])]
+        return [made.detach(), *torch.autograd.grad(made, of, gradient)]
 
     ours, again, theirs = outputs(layer, x, g), outputs(layer, x, g), outputs(plain, x.double(), g.double())
     outputs(plain, x.double(), g.double())
@@ -64,12 +75,15 @@ def test_fused_batch_norm_agrees_with_float64(shape: tuple[int, ...], offset: fl
     running = [(layer.running_mean, plain.running_mean), (layer.running_var, plain.running_var)]
     for n, (a, b) in enumerate([*zip(ours, theirs, strict=True), *running]):
         assert a is not None and b is not None
-        assert (a.double() - b).norm() <= (flips if 1 <= n <= 3 else limit) * max(float(b.norm()), 0.3 * len(b) ** 0.5)
+        assert (a.double() - b).norm() <= (flips if 1 <= n <= 4 else limit) * max(float(b.norm()), 0.3 * len(b) ** 0.5)
 
 
+@pytest.mark.parametrize("add", [False, True])
 @pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_fused_batch_norm_by_stored_statistics_agrees_with_float64(shape: tuple[int, ...], relu: bool) -> None:
+def test_fused_batch_norm_by_stored_statistics_agrees_with_float64(
+    shape: tuple[int, ...], relu: bool, add: bool
+) -> None:
     if not fused.available():
         pytest.skip("no Triton here")
     draws = torch.Generator("cuda").manual_seed(5)
@@ -81,21 +95,23 @@ def test_fused_batch_norm_by_stored_statistics_agrees_with_float64(shape: tuple[
         tensor.normal_(generator=draws)
     assert layer.running_var is not None
     layer.running_var.uniform_(0.1, 4, generator=draws)
-    layer.ticket, layer.relu = tickets(shape[1], x.device), relu
+    layer.ticket, layer.relu = tickets(shape[1], x.device), relu and not add
+    aside = torch.randn(shape, device="cuda", generator=draws) if add else None
     kept = {name: tensor.clone() for name, tensor in layer.state_dict().items()}
     places = [1, -1] + [1] * (len(shape) - 2)
     mean, var, weight, bias = (
         kept[name].double().view(places) for name in ("running_mean", "running_var", "weight", "bias")
     )
     wanted = (x.double() - mean) / (var + layer.eps).sqrt() * weight + bias
+    wanted = wanted if aside is None else wanted + aside.double()
     wanted = wanted.clamp(min=0) if relu else wanted
     with torch.no_grad():
-        found, half = layer(x), layer(x.bfloat16())
+        found, half = layer(x, aside, relu), layer(x.bfloat16(), aside, relu)
     assert found.dtype == torch.float32 and half.dtype == torch.bfloat16
     assert float((found.double() - wanted).norm()) <= 1e-6 * float(wanted.norm())
     assert float((half.double() - wanted).norm()) <= 1e-2 * float(wanted.norm())
     assert all(torch.equal(tensor, kept[name]) for name, tensor in layer.state_dict().items())
-    with_gradient = layer(x.requires_grad_())  # PyTorch's own, which can be differentiated twice
+    with_gradient = layer(x.requires_grad_(), aside, relu)  # PyTorch's own, which can be differentiated twice
     torch.testing.assert_close(with_gradient, found, rtol=1e-5, atol=1e-5)
 
 
@@ -200,6 +216,92 @@ def test_a_fused_network_has_the_parts_that_can_be_fused() -> None:
     assert parts == [(True, True, False), (False, True, True)]
     assert [*network.state_dict()] == names_before
     torch.testing.assert_close(network(x).logits, expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("model", ["resnet20", "resnet18", "mobilenetv2", "senet18"])
+def test_residual_blocks_that_join_are_the_same_blocks(model: str) -> None:
+    draws = torch.Generator("cuda").manual_seed(3)
+    x = torch.rand(8, 3, 32, 32, device="cuda", generator=draws).contiguous(memory_format=torch.channels_last)
+    found = []
+    for fuses in (False, True):
+        network = create(model, classes=10).cuda().double().train()
+        blocks = residual_blocks(network)
+        if fuses:
+            fused.fuse(network.float().to(memory_format=torch.channels_last))  # type: ignore[call-overload]
+            assert {block.joins for block in blocks} == {model != "senet18" and fused.available()}
+        with torch.backends.cudnn.flags(allow_tf32=False):
+            logits = network(x if fuses else x.double()).logits
+            logits.square().mean().backward()
+        with torch.no_grad():
+            judged = network.eval()(x if fuses else x.double()).logits
+        found.append([logits.detach(), judged, *(p.grad for p in network.parameters()), *network.buffers()])
+    for a, b in zip(*found, strict=True):
+        assert a is not None and b is not None
+        # A number in millions that rounding puts on the other side of a ReLU is seen in a gradient.
+        assert float((a - b).norm()) <= 3e-2 * max(float(a.norm()), 1e-3)
+
+
+@pytest.mark.parametrize("size", [(28, 28), (20, 24), (1, 1), (45, 33)])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_pictures_are_resized_as_float64_does(channels: int, size: tuple[int, int]) -> None:
+    draws = torch.Generator("cuda").manual_seed(3)
+    x = torch.rand(8, channels, 32, 32, device="cuda", generator=draws).contiguous(memory_format=torch.channels_last)
+    found = resized(x, size)
+    wanted = nn.functional.interpolate(x.double(), size, mode="bilinear", align_corners=True)
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    # A place is known to some 32 * 6e-8.
+    torch.testing.assert_close(found.double(), wanted, rtol=0, atol=5e-6)
+
+
+@pytest.mark.parametrize("width", [0.8, 0.9, 1.0])
+@pytest.mark.parametrize("size", [32, 28])
+def test_a_first_convolution_in_bf16_agrees_with_float64(width: float, size: int) -> None:
+    if not fused.available():
+        pytest.skip("no Triton here")
+    torch.manual_seed(7)
+    outputs = int(64 * width) // 8 * 8
+    x = torch.randn(64, 3, size, size, device="cuda").to(memory_format=torch.channels_last)
+    weight = torch.randn(outputs, 3, 3, 3, device="cuda").bfloat16().to(memory_format=torch.channels_last)
+    weight.requires_grad_()
+    g = torch.randn(64, outputs, size, size, device="cuda").bfloat16().to(memory_format=torch.channels_last)
+    with torch.autocast("cuda", torch.bfloat16):
+        assert thin.applies_slim(x, weight) and not thin.applies(x, weight)
+        y = thin.convolution(x, weight, None, 1, 1)
+    (gradient,) = torch.autograd.grad(y, weight, g)
+    twin = weight.detach().double().requires_grad_()
+    made = nn.functional.conv2d(x.bfloat16().double(), twin, None, 1, 1)
+    (exact,) = torch.autograd.grad(made, twin, g.double())
+    assert y.dtype == gradient.dtype == torch.bfloat16
+    made = made.detach()
+    assert float((y.detach().double() - made).norm()) <= 4e-3 * float(made.norm())
+    assert float((gradient.double() - exact).norm()) <= 4e-3 * float(exact.norm())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("whole", "part"),
+    [
+        ((64, 48, 3, 3), (56, 24, 3, 3)),
+        ((64, 40, 1, 1), (48, 33, 1, 1)),
+        ((512, 512, 3, 3), (416, 400, 3, 3)),
+        ((10, 64), (10, 48)),
+    ],
+)
+def test_a_part_of_a_weight_is_taken_and_gets_its_gradient(
+    whole: tuple[int, ...], part: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    if not fused.available():
+        pytest.skip("no Triton here")
+    draws = torch.Generator("cuda").manual_seed(3)
+    place, gradient = (torch.randn(shape, device="cuda", generator=draws) for shape in (whole, part))
+    place, gradient = rows_of(place), rows_of(gradient.to(dtype))
+    wanted = place.clone()
+    where = (slice(part[0]), slice(part[1]))
+    wanted[where] += gradient
+    half = place.to(dtype)
+    assert torch.equal(taken(half[where]), half[where]) and in_rows(taken(half[where])) and taken(half) is half
+    assert added(place[where], gradient)
+    assert torch.equal(place, wanted)
 
 
 @pytest.mark.parametrize("model", ["pfl-cnn", "resnet20"])

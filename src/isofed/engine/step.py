@@ -20,11 +20,13 @@ from isofed.data.base import Dataset, Part
 from isofed.engine.sgd import put, update
 from isofed.engine.state import ClientState
 from isofed.engine.world import World
+from isofed.functional.shorten import shorten
 from isofed.layout import Entry, Layout, Tensors
 from isofed.methods import Step
 from isofed.models import Network
 from isofed.models.dropout import dropouts
 from isofed.models.fused import fuse
+from isofed.models.parts import added
 from isofed.models.slim import Cut
 
 
@@ -219,7 +221,9 @@ class LocalStep:
             self._add(self.gradients, found[: len(self.gradients)], first)
         if cuts:
             places = [self._place[id(cut.parameter)][cut.where] for cut in cuts]
-            self._add(places, found[-len(cuts) :], first=False)
+            parts = [(p, g) for p, g in zip(places, found[-len(cuts) :], strict=True) if g is not None]
+            left = [(p, g) for p, g in parts if not added(p, g)]
+            self._add([p for p, _ in left], [g for _, g in left], first=False)
 
     def _add(self, places: Sequence[Tensor], found: Sequence[Tensor | None], first: bool) -> None:
         """Add gradients to their places, or put them there if they are the first ones."""
@@ -263,7 +267,7 @@ class LocalStep:
         s, step = self.settings, self.step
         self.method.gradient(step)
         if s.clip is not None:
-            step.grad.mul_((s.clip / (torch.linalg.vector_norm(step.grad) + 1e-6)).clamp_(max=1.0))
+            shorten(step.grad, s.clip)
         update(s, step.weights, step.grad, self.momentum, step.lr, step.counter)
 
     def autocast(self) -> AbstractContextManager[object]:

@@ -239,8 +239,8 @@ class Composition:
 
     @property
     def wraps(self) -> bool:
-        """Whether a part wraps the passes."""
-        return bool(self._around)
+        """Whether a part does something else before the first passes."""
+        return not all(hook.__self__.passes_first for hook in self._around)
 
     @property
     def corrects(self) -> bool:

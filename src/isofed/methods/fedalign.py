@@ -6,14 +6,16 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-import torch
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
-from isofed.functional.lipschitz import averaged_down, stage_norm
+from isofed.functional.distance import distance_like
+from isofed.functional.lipschitz import stage_norm
+from isofed.functional.shorten import shorten
 from isofed.methods.base import Method, Step
 from isofed.models.base import Network
 from isofed.models.slim import channels, check_slimmable, slimmed
+from isofed.models.tiles import rows_of
 from isofed.spec import described, number
 
 
@@ -48,21 +50,16 @@ class FedAlign(Method):
             return None
         before, last = list(step.stages)[-2:]
         inside, outside = step.stages[before].detach(), step.stages[last].detach()
-        cut = inside[:, : channels(inside.shape[1], self.width)]
+        cut = rows_of(inside[:, : channels(inside.shape[1], self.width)])
         stage = step.network.stages[last]
         with slimmed(stage, self.width, cuts=step.cuts):
             slim = stage(cut)
-        seen = averaged_down(inside, outside)
-        teacher = stage_norm(seen, outside, self.iterations)
-        student = stage_norm(seen[:, : cut.shape[1]], slim, self.iterations)
-        difference = mse_loss(student, teacher)
-        if not self.rescale:
-            return self.mu * difference
-        value = difference.detach()
-        different = value > 0
-        factor = torch.where(different, step.base_loss.detach() / torch.where(different, value, 1), 0)
-        return self.mu * factor * difference
+        teacher = stage_norm(inside, outside, self.iterations)
+        student = stage_norm(cut, slim, self.iterations)
+        if self.rescale:
+            return distance_like(student, teacher, step.base_loss, self.mu)
+        return self.mu * mse_loss(student, teacher)
 
     def gradient(self, step: Step) -> None:
         if self.mu and self.clip is not None:
-            step.grad.mul_((self.clip / (torch.linalg.vector_norm(step.grad) + 1e-6)).clamp(max=1.0))
+            shorten(step.grad, self.clip)

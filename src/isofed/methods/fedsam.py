@@ -23,6 +23,7 @@ class FedSAM(Method):
 
     rho: float = number(0.05, "how far uphill; 0 is FedAvg", at_least=0)
 
+    passes_first: ClassVar[bool] = True
     paper: ClassVar[str] = "Qu et al. 2022, Generalized federated learning via sharpness aware minimization"
 
     def around(self, step: Step, inner: Callable[[], None]) -> None:

@@ -9,11 +9,12 @@ from functools import partial
 from typing import ClassVar
 
 import numpy as np
-from torch.nn.functional import interpolate, kl_div
+from torch.nn.functional import kl_div
 
 from isofed.errors import UserError
 from isofed.methods.base import Draws, Method, Step, Visit
 from isofed.models.base import Network, statistics_kept
+from isofed.models.resize import resized
 from isofed.models.slim import Cut, check_slimmable, runs_at, slim_channels, slim_forward
 from isofed.spec import described, number
 
@@ -40,6 +41,7 @@ class GradAug(Method):
 
     needs: ClassVar[tuple[str, ...]] = ("linear head",)
     host: ClassVar[tuple[str, ...]] = ("gradaug.width", "gradaug.size")
+    passes_first: ClassVar[bool] = True
     paper: ClassVar[str] = "Yang et al. 2020, GradAug: a new regularization method for deep neural networks"
 
     def sides(self, shape: tuple[int, int, int]) -> tuple[tuple[int, int], ...]:
@@ -86,9 +88,7 @@ class GradAug(Method):
             step.piece(f"gradaug/{counts}/{high}x{wide}", partial(self._sub, step, width, (high, wide)))
 
     def _sub(self, step: Step, width: float, size: tuple[int, int]) -> None:
-        inputs = step.inputs
-        if tuple(inputs.shape[2:]) != size:
-            inputs = interpolate(inputs, size, mode="bilinear", align_corners=True)
+        inputs = resized(step.inputs, size)
         # Running statistics belong to the whole network on whole pictures, also where a draw comes to its full width.
         kept = statistics_kept(step.network) if width >= 1 else nullcontext()
         cuts: list[Cut] = []

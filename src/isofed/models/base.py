@@ -119,7 +119,7 @@ class FusedNorm(nn.modules.batchnorm._BatchNorm):
     """Batch norm without its batch counter, which nothing reads and every step would have to raise.
 
     Weights with or without a counter load into it. On a GPU :func:`isofed.models.fused.fuse` lets it do its work in few
-    kernels, together with the ReLU behind it.
+    kernels, together with what is added to it in a residual block and the ReLU behind it.
     """
 
     def __init__(self, channels: int) -> None:
@@ -128,14 +128,19 @@ class FusedNorm(nn.modules.batchnorm._BatchNorm):
         self.relu = False  # whether the ReLU behind it has become a part of it
         self.ticket: Tensor | None = None  # with which it is fused
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, add: Tensor | None = None, relu: bool = False) -> Tensor:
+        """The normalised batch; where ``add`` is given this is added to it, and behind all of it may be a ReLU."""
         if self.fuses(x):
             if self.training:
-                return batch_norm(x, self)
+                return batch_norm(x, self, add=add, relu=relu)
             if not torch.is_grad_enabled():
-                return by_stored_statistics(x, self)
-        y = super().forward(x)
-        return y.relu() if self.relu else y
+                return by_stored_statistics(x, self, add, relu)
+        return self.behind(super().forward(x), add, relu)
+
+    def behind(self, y: Tensor, add: Tensor | None, relu: bool) -> Tensor:
+        """What stands behind the norm, in PyTorch's own parts."""
+        y = y if add is None else add + y
+        return y.relu() if self.relu or relu else y
 
     def fuses(self, x: Tensor) -> bool:
         """Whether this batch can be normalised in few kernels."""

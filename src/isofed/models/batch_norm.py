@@ -1,8 +1,8 @@
-"""Batch norm on a GPU in few kernels, together with the ReLU behind it.
+"""Batch norm on a GPU in few kernels, together with what a residual block adds to it and the ReLU behind it.
 
-PyTorch needs seven kernels for a batch norm in training and two for a ReLU. Here it is two forward and two back: the
-sums, and what is made with them. Sums are made in a fixed order, so the same input gives the same bits. Pictures lie
-channels-last: rows of channels.
+PyTorch needs seven kernels for a batch norm in training, one for a sum and two for a ReLU. Here it is two forward and
+two back: the sums, and what is made with them. Sums are made in a fixed order, so the same input gives the same bits.
+Pictures lie channels-last: rows of channels.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -21,22 +21,29 @@ if TYPE_CHECKING:
     from isofed.models.base import FusedNorm
 
 
-def batch_norm(x: Tensor, layer: FusedNorm, slim: tuple[Tensor, Tensor] | None = None) -> Tensor:
-    """A batch norm in training, with the update of its running statistics, and the ReLU behind it if it has one.
+def batch_norm(
+    x: Tensor,
+    layer: FusedNorm,
+    slim: tuple[Tensor, Tensor] | None = None,
+    add: Tensor | None = None,
+    relu: bool = False,
+) -> Tensor:
+    """A batch norm in training, with the update of its running statistics; then ``add`` is added, then a ReLU.
 
     With ``slim``, the first numbers of its weight and bias, it leaves the running statistics as they are.
     """
     own = slim or (layer.weight, layer.bias)
     kept = (layer.running_mean, layer.running_var, layer.ticket)
-    return _BatchNorm.apply(x, *own, *kept, layer.eps, layer.momentum, layer.relu, slim is None)
+    add = add if add is None else rows_of(add.expand_as(x))
+    return _BatchNorm.apply(x, *own, add, *kept, layer.eps, layer.momentum, layer.relu or relu, slim is None)
 
 
-def by_stored_statistics(x: Tensor, layer: FusedNorm) -> Tensor:
-    """A batch norm as it is after training, without a gradient."""
-    cut, y = Cut.of(x), torch.empty_like(x)
+def by_stored_statistics(x: Tensor, layer: FusedNorm, add: Tensor | None = None, relu: bool = False) -> Tensor:
+    """A batch norm as it is after training, without a gradient; and what stands behind it."""
+    cut, y, beside = Cut.of(x), torch.empty_like(x), x if add is None else rows_of(add.expand_as(x))
     _normalise[cut.tiles](
-        x, y, layer.weight, layer.bias, layer.running_mean, layer.running_var, cut.rows, cut.channels, layer.eps,
-        cut.tall, cut.wide, layer.relu, True,
+        x, y, layer.weight, layer.bias, beside, layer.running_mean, layer.running_var, cut.rows, cut.channels,
+        layer.eps, cut.tall, cut.wide, cut.unit, add is not None, layer.relu or relu, True, num_warps=cut.warps,
     )  # fmt: skip
     return y
 
@@ -44,38 +51,43 @@ def by_stored_statistics(x: Tensor, layer: FusedNorm) -> Tensor:
 class _BatchNorm(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, ticket: Tensor,
-        eps: float, momentum: float, relu: bool, update: bool,
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, add: Tensor | None, mean: Tensor, var: Tensor,
+        ticket: Tensor, eps: float, momentum: float, relu: bool, update: bool,
     ) -> Tensor:  # fmt: skip
         kept, y = torch.empty((2, x.shape[1]), device=x.device), torch.empty_like(x)
-        ctx.save_for_backward(x, weight, bias, kept, ticket)
-        ctx.relu, cut = relu, Cut.of(x)
+        ctx.relu, ctx.added, cut = relu, add is not None, Cut.of(x)
+        # Behind a sum only the result tells where the ReLU was open; else that is found again from the input.
+        ctx.save_for_backward(x, weight, bias, kept, ticket, *([y] if add is not None and relu else []))
         sums = torch.empty((cut.parts, 2, cut.channels), device=x.device)
         _statistics[(cut.parts, cut.blocks)](
             x, sums, ticket[0], kept[0], kept[1], mean, var, cut.rows, cut.channels, cut.per, cut.parts, eps, momentum,
-            cut.tall, cut.wide, PARTS, update,
+            cut.tall, cut.wide, cut.unit, PARTS, update, num_warps=cut.warps,
         )  # fmt: skip
         _normalise[cut.tiles](
-            x, y, weight, bias, kept[0], kept[1], cut.rows, cut.channels, eps, cut.tall, cut.wide, relu, False
+            x, y, weight, bias, x if add is None else add, kept[0], kept[1], cut.rows, cut.channels, eps,
+            cut.tall, cut.wide, cut.unit, add is not None, relu, False, num_warps=cut.warps,
         )  # fmt: skip
         return y
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, bias, kept, ticket = ctx.saved_tensors
+        x, weight, bias, kept, ticket, *results = ctx.saved_tensors
         g, found, dx = rows_of(g), torch.empty((2, x.shape[1]), device=x.device), torch.empty_like(x)
         cut = Cut.of(x)
         sums = torch.empty((cut.parts, 2, cut.channels), device=x.device)
+        through = torch.empty_like(g) if results else g  # what of the gradient comes through the last ReLU
         _gradient_sums[(cut.parts, cut.blocks)](
-            x, g, sums, ticket[1], weight, bias, kept[0], kept[1], found[0], found[1],
-            cut.rows, cut.channels, cut.per, cut.parts, cut.tall, cut.wide, PARTS, ctx.relu,
+            x, g, results[0] if results else x, through, sums, ticket[1], weight, bias, kept[0], kept[1], found[0],
+            found[1], cut.rows, cut.channels, cut.per, cut.parts, cut.tall, cut.wide, cut.unit, PARTS, ctx.relu,
+            bool(results), num_warps=cut.warps,
         )  # fmt: skip
         _gradient[cut.tiles](
-            x, g, dx, weight, bias, kept[0], kept[1], found[0], found[1],
-            cut.rows, cut.channels, cut.tall, cut.wide, ctx.relu,
+            x, through, dx, weight, bias, kept[0], kept[1], found[0], found[1],
+            cut.rows, cut.channels, cut.tall, cut.wide, cut.unit, ctx.relu and not results,
+            num_warps=cut.warps,
         )  # fmt: skip
-        return dx, found[0], found[1], *[None] * 7
+        return dx, found[0], found[1], through if ctx.added else None, *[None] * 7
 
 
 if triton is not None:
@@ -83,9 +95,10 @@ if triton is not None:
     @triton.jit
     def _statistics(
         x, sums, ticket, means, scales, running_mean, running_var, rows, channels, per, parts, eps, momentum,
-        ROWS: tl.constexpr, CHANNELS: tl.constexpr, PARTS: tl.constexpr, UPDATE: tl.constexpr,
+        ROWS: tl.constexpr, CHANNELS: tl.constexpr, UNIT: tl.constexpr, PARTS: tl.constexpr, UPDATE: tl.constexpr,
     ):  # fmt: skip
         """Sums of x - x[0] and of its square over a part of the rows; who comes last makes mean and scale of them."""
+        channels = channels // UNIT * UNIT  # so that the compiler knows, and reads several numbers at a time
         part, c = tl.program_id(0), tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
         here = c < channels
         origin = tl.load(x + c, here, 0.0).to(tl.float32)
@@ -120,10 +133,11 @@ if triton is not None:
 
     @triton.jit
     def _normalise(
-        x, y, weight, bias, means, scales, rows, channels, eps,
-        ROWS: tl.constexpr, CHANNELS: tl.constexpr, RELU: tl.constexpr, STORED: tl.constexpr,
+        x, y, weight, bias, add, means, scales, rows, channels, eps, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+        UNIT: tl.constexpr, ADD: tl.constexpr, RELU: tl.constexpr, STORED: tl.constexpr,
     ):  # fmt: skip
         """A tile of the result; what is ``STORED`` are not scales but variances."""
+        channels = channels // UNIT * UNIT
         c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
         here = c < channels
         mean, scale = tl.load(means + c, here, 0.0), tl.load(scales + c, here, 1.0)
@@ -134,16 +148,23 @@ if triton is not None:
         inside = (r < rows)[:, None] & here[None, :]
         place = r[:, None].to(tl.int64) * channels + c[None, :]
         v = (tl.load(x + place, inside, 0.0).to(tl.float32) - mean[None, :]) * scale[None, :] * w[None, :] + b[None, :]
+        if ADD:
+            v += tl.load(add + place, inside, 0.0).to(tl.float32)
         if RELU:
             v = tl.where(v < 0, 0.0, v)  # which hands a NaN on
         tl.store(y + place, v.to(y.dtype.element_ty), inside)
 
     @triton.jit
     def _gradient_sums(
-        x, g, sums, ticket, weight, bias, means, scales, dweight, dbias, rows, channels, per, parts,
-        ROWS: tl.constexpr, CHANNELS: tl.constexpr, PARTS: tl.constexpr, RELU: tl.constexpr,
+        x, g, y, through, sums, ticket, weight, bias, means, scales, dweight, dbias, rows, channels, per, parts,
+        ROWS: tl.constexpr, CHANNELS: tl.constexpr, UNIT: tl.constexpr, PARTS: tl.constexpr, RELU: tl.constexpr,
+        KEEP: tl.constexpr,
     ):  # fmt: skip
-        """Sums of the gradient, and of its product with the normalised input: gradients of bias and weight."""
+        """Sums of the gradient, and of its product with the normalised input: gradients of bias and weight.
+
+        With ``KEEP`` the result y tells where the ReLU was open, and the gradient that comes through it is stored.
+        """
+        channels = channels // UNIT * UNIT
         part, c = tl.program_id(0), tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
         here = c < channels
         mean, scale = tl.load(means + c, here, 0.0), tl.load(scales + c, here, 0.0)
@@ -156,7 +177,10 @@ if triton is not None:
             place = r[:, None].to(tl.int64) * channels + c[None, :]
             n = (tl.load(x + place, inside, 0.0).to(tl.float32) - mean[None, :]) * scale[None, :]
             d = tl.load(g + place, inside, 0.0).to(tl.float32)
-            if RELU:
+            if KEEP:
+                d = tl.where(tl.load(y + place, inside, 0.0).to(tl.float32) > 0, d, 0.0)
+                tl.store(through + place, d.to(through.dtype.element_ty), inside)
+            elif RELU:
                 d = tl.where(n * w[None, :] + b[None, :] > 0, d, 0.0)
             one += d
             two += d * n  # past the end d is 0
@@ -174,9 +198,10 @@ if triton is not None:
     @triton.jit
     def _gradient(
         x, g, dx, weight, bias, means, scales, dweight, dbias, rows, channels,
-        ROWS: tl.constexpr, CHANNELS: tl.constexpr, RELU: tl.constexpr,
+        ROWS: tl.constexpr, CHANNELS: tl.constexpr, UNIT: tl.constexpr, RELU: tl.constexpr,
     ):  # fmt: skip
         """A tile of the gradient with respect to the input."""
+        channels = channels // UNIT * UNIT
         c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
         here = c < channels
         one, two = tl.load(dbias + c, here, 0.0) / rows, tl.load(dweight + c, here, 0.0) / rows

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from isofed.functional.kernels import tl, triton
 from isofed.models import thin
 from isofed.models.convolution import FusedConv2d
+from isofed.models.residual import Residual
 from isofed.models.tiles import rows_of, tickets
 
 
@@ -36,6 +37,8 @@ def fuse(network: nn.Module) -> None:
     if not available():
         return
     for module in [*network.modules()]:
+        if isinstance(module, Residual) and isinstance(module.branch, nn.Sequential):
+            module.joins = isinstance(module.branch[-1], FusedNorm)
         for name, child in [*module.named_children()]:
             if type(child) is nn.Conv2d:
                 _fuse_convolution(module, name, child)

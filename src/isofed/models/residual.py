@@ -27,6 +27,7 @@ class Residual(nn.Module):
         self.branch = branch
         self.shortcut = shortcut
         self.relu = relu
+        self.joins = False  # whether the last layer of the branch may do the sum and the ReLU along with its own work
         self.keep = 1.0
         self.gate: Tensor | None = None
 
@@ -38,15 +39,29 @@ class Residual(nn.Module):
                 # Through .data: the backward pass of batch norm does not need these, but would mind their change.
                 now.data.copy_(torch.where(self.gate > 0, now.data, old))
             inside = self.gate * inside
+        elif self.joins and self.keep == 1.0:
+            return self._joined(x)
         else:
             y, inside = self._inside(x)
             inside = inside if self.keep == 1.0 else self.keep * inside
+        x = self._aside(x, y, inside.shape[1])
+        return torch.relu(x + inside) if self.relu else x + inside
+
+    def _joined(self, x: Tensor) -> Tensor:
+        """The same, where the branch's last layer is a batch norm that adds and cuts off by itself."""
+        y = inside = x if self.before is None else self.before(x)
+        *layers, norm = self.branch.children()
+        for layer in layers:
+            inside = layer(inside)
+        joined: Tensor = norm(inside, self._aside(x, y, inside.shape[1]), self.relu)
+        return joined
+
+    def _aside(self, x: Tensor, y: Tensor, channels: int) -> Tensor:
+        """What flows around the branch, which gives so many channels and sees ``y``."""
         if isinstance(self.shortcut, PadShortcut):
             # As many channels as the branch has, also in a network that runs at less than its full width.
-            x = self.shortcut(y, inside.shape[1])
-        elif self.shortcut is not None:
-            x = self.shortcut(y)
-        return torch.relu(x + inside) if self.relu else x + inside
+            return self.shortcut(y, channels)
+        return x if self.shortcut is None else self.shortcut(y)
 
     def _inside(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """What the branch sees, and what it makes of it."""

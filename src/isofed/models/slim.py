@@ -20,9 +20,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from isofed.errors import UserError
+from isofed.models import thin
 from isofed.models.base import FusedNorm, Network, Output
 from isofed.models.batch_norm import batch_norm
 from isofed.models.convolution import FusedConv2d
+from isofed.models.parts import taken
 
 _BatchNorm = nn.modules.batchnorm._BatchNorm
 
@@ -123,7 +125,8 @@ class _Slim:
         part = parameter[where]
         if self.cuts is None or not parameter.requires_grad:
             return part
-        part = part.detach().requires_grad_()
+        # In one piece at once: a convolution would make it so forward, and again on its way back.
+        part = taken(part.detach()).requires_grad_()
         self.cuts.append(Cut(parameter, where, part))
         return part
 
@@ -142,7 +145,10 @@ class _Slim:
         if layer.padding_mode != "zeros":
             x = F.pad(x, layer._reversed_padding_repeated_twice, mode=layer.padding_mode)
             return F.conv2d(x, weight, bias, layer.stride, 0, layer.dilation, groups)
-        y = F.conv2d(x, weight, bias, layer.stride, layer.padding, layer.dilation, groups)
+        if isinstance(layer, FusedConv2d) and layer.thin and thin.applies_slim(x, weight):
+            y = thin.convolution(x, weight, bias, layer.stride[0], int(layer.padding[0]))
+        else:
+            y = F.conv2d(x, weight, bias, layer.stride, layer.padding, layer.dilation, groups)
         return layer.behind(y) if isinstance(layer, FusedConv2d) else y
 
     def linear(self, layer: nn.Linear, x: Tensor) -> Tensor:
@@ -154,13 +160,13 @@ class _Slim:
         bias = self.cut_or_none(layer.bias, layer.out_features)
         return F.linear(x, self.cut(layer.weight, layer.out_features, x.shape[-1]), bias)
 
-    def batch_norm(self, layer: _BatchNorm, x: Tensor) -> Tensor:
+    def batch_norm(self, layer: _BatchNorm, x: Tensor, add: Tensor | None = None, relu: bool = False) -> Tensor:
         count = x.shape[1]
         weight, bias = self.cut_or_none(layer.weight, count), self.cut_or_none(layer.bias, count)
         if isinstance(layer, FusedNorm) and layer.fuses(x) and weight is not None and bias is not None:
-            return batch_norm(x, layer, (weight, bias))
+            return batch_norm(x, layer, (weight, bias), add, relu)
         y = F.batch_norm(x, None, None, weight, bias, training=True, eps=layer.eps)
-        return y.relu() if isinstance(layer, FusedNorm) and layer.relu else y
+        return layer.behind(y, add, relu) if isinstance(layer, FusedNorm) else y
 
     def group_norm(self, layer: nn.GroupNorm, x: Tensor) -> Tensor:
         count = x.shape[1]

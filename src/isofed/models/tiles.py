@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +13,7 @@ from isofed.functional.kernels import triton
 PARTS = 128  # pieces, at most, into which the rows of a sum are cut
 TILE = 2048  # numbers that a program looks at together,
 WIDE = 64  # of at most so many channels
+WARPS = 4  # that do so
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,8 @@ class Cut:
     wide: int  # channels of a tile
     per: int  # rows of a part
     parts: int
+    unit: int  # channels are a multiple of this: numbers that can be read together
+    warps: int
 
     @classmethod
     def of(cls, x: Tensor) -> Cut:
@@ -31,7 +35,7 @@ class Cut:
         rows, wide = x.numel() // channels, min(WIDE, triton.next_power_of_2(channels))
         tall = TILE // wide
         per = triton.cdiv(triton.cdiv(rows, PARTS), tall) * tall
-        return cls(rows, channels, tall, wide, per, triton.cdiv(rows, per))
+        return cls(rows, channels, tall, wide, per, triton.cdiv(rows, per), math.gcd(channels, 16), WARPS)
 
     @property
     def blocks(self) -> int:
