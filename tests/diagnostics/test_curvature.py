@@ -200,14 +200,39 @@ def test_a_linear_loss_has_no_curvature() -> None:
 def test_progress_is_told() -> None:
     told: list[tuple[int, int]] = []
     network, sample = small(), data()
-    hessian_trace(network, sample, tolerance=0, probes=20, progress=lambda *n: told.append(n))
+    hessian_trace(network, sample, tolerance=0, probes=20, deflate=0, progress=lambda *n: told.append(n))
     assert told == [(8, 24), (16, 24), (24, 24)]
+    told.clear()
+    hessian_trace(network, sample, tolerance=0, probes=20, deflate=3, progress=lambda *n: told.append(n))
+    assert told[:2] == [(1, 36), (2, 36)] and told[-3:] == [(20, 36), (28, 36), (36, 36)]
+    assert len(told) <= 12 + 3 and told == sorted(told)
     told.clear()
     found = hessian_top_eigenvalues(network, sample, progress=lambda *n: told.append(n))
     assert told == [(n + 1, 27) for n in range(found.products)]
     told.clear()
     hessian_diagonal(network, sample, probes=27, progress=lambda *n: told.append(n))
     assert told[-1] == (27, 27)
+
+
+def test_smaller_batches_where_memory_does_not_suffice() -> None:
+    network, (inputs, labels) = small(), data()
+    seen: list[int] = []
+
+    def loss(logits: Tensor, wanted: Tensor) -> Tensor:
+        seen.append(len(wanted))
+        if len(wanted) > len(labels) // 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return torch.nn.functional.cross_entropy(logits, wanted)
+
+    found = hessian_trace(network, (inputs, labels), deflate=0, loss=loss, batch_size=1000)
+    assert seen[:2] == [len(labels), len(labels) // 2] and max(seen[2:]) == len(labels) // 4
+    assert found.value == pytest.approx(hessian_trace(network, (inputs, labels), deflate=0).value, rel=1e-6)
+
+    def never(logits: Tensor, wanted: Tensor) -> Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        hessian_trace(network, (inputs, labels), loss=never)
 
 
 @pytest.mark.parametrize("itself", [True, False])

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
 import signal
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from isofed.errors import UserError
 from isofed.papers import budget
@@ -19,6 +22,7 @@ from isofed.papers.data import Data
 from isofed.papers.plan import Job, Length
 from isofed.papers.results import Results
 from isofed.papers.runner import run
+from isofed.papers.show import Progress
 
 from .made import cell, jobs
 
@@ -34,6 +38,7 @@ class Heard(Telling):
         self.left: list[str] = []
         self.failures: list[str] = []
         self.later: list[str] = []
+        self.measured: list[tuple[str, int, int]] = []
         self.clients = 0
         self._at, self._act = at_round, act
 
@@ -47,6 +52,9 @@ class Heard(Telling):
 
     def client(self, done: int, of: int) -> None:
         self.clients += 1
+
+    def diagnosing(self, section: str, done: int, of: int) -> None:
+        self.measured.append((section, done, of))
 
     def failed(self, job: Job, why: str) -> None:
         self.failures.append(why)
@@ -257,6 +265,24 @@ def test_a_diagnosis_that_is_too_long_for_the_budget_is_given_up(tmp_path: Path,
     assert outcome.over and outcome.missing == 1 and heard.rounds == [1, 2, 3, 4]
     again = Heard()
     assert run(todo, Results(tmp_path / "r"), tmp_path / "runs", FOREVER, again).finished == 1 and again.rounds == []
+    sections, done, of = zip(*again.measured, strict=True)
+    assert set(sections) == {"curvature"} and done[0] == 0 and len(set(of[1:])) == 1 and list(done) == sorted(done)
+    assert len(done) > 3
+
+
+def test_how_far_a_measurement_has_come_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, said = [0.0], io.StringIO()
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    watcher = Progress(Console(file=said, width=100))
+    (job,) = jobs(cell())
+    watcher.cell(1, 1, job)
+    for now[0], done in [(1, 0), (5, 10), (32, 50), (40, 80), (70, 100)]:
+        watcher.diagnosing("curvature", done, 200)
+    assert [line.strip() for line in said.getvalue().splitlines()[1:]] == [
+        "measuring: curvature",
+        "measuring: curvature, 25 %, at most 1:33 left of it",
+        "measuring: curvature, 50 %, at most 1:09 left of it",
+    ]
 
 
 def test_data_are_read_once_however_cells_take_turns(tmp_path: Path) -> None:

@@ -14,12 +14,14 @@ from isofed import diagnostics
 from isofed.diagnose.material import Material, Model
 from isofed.diagnostics.bought import bought
 from isofed.diagnostics.cost import cost as cost_of
+from isofed.diagnostics.hessian import deflation_products
 from isofed.errors import UserError
 from isofed.recorder import evenly, short
 
 Tell = Callable[[int, int], None]  # is told how much of a section is done, and of how much at most
 _LISTED = 300  # clients whose labels are written down
 _DOTS = 1000  # of a t-SNE
+_DEFLATE = 10  # top eigenvectors in which a Hessian is taken as it is, as its functions do by themselves
 _PRODUCT = 4  # passes that a product with the Hessian takes, about
 _SECONDS = {"cost": 2.0, "tsne": 4.0}  # that sections take besides passes, about
 
@@ -37,7 +39,7 @@ class Diagnosis(Material):
         o, local = self.options, len(self._local)
         passes = {
             "spectra": 1 + sum(one.client is None for one in self._kept) + local,
-            "curvature": _PRODUCT * (100 + o.probes * (1 + (local if local > 1 else 0))),
+            "curvature": _PRODUCT * (100 + _products(o.probes) * (1 + (local if local > 1 else 0))),
             "landscape": _PRODUCT * 100 + o.points**2,
         }
         return _SECONDS.get(section, 0.0) + a_pass * passes.get(section, 1)
@@ -99,9 +101,14 @@ def curvature(run: Material, tell: Tell) -> dict[str, Any]:
     network, data, probes = run.train.network, (run.train.inputs, run.train.labels), run.options.probes
     run.train.bind(run.final.weights)
     several = run.local if len(run.local) > 1 else []
-    of = 100 + probes * (1 + len(several))
-    top = diagnostics.hessian_top_eigenvalues(network, data, 2, progress=_part(tell, 0, 100, of))
-    trace = diagnostics.hessian_trace(network, data, probes=probes, progress=_part(tell, 100, probes, of))
+    each, batch_size = _products(probes), 1024 if data[0].is_cuda else 256  # a GPU is not full with few
+    of = 100 + each * (1 + len(several))
+    progress = _part(tell, 0, 100, of)
+    top = diagnostics.hessian_top_eigenvalues(network, data, 2, batch_size=batch_size, progress=progress)
+    progress = _part(tell, 100, each, of)
+    trace = diagnostics.hessian_trace(
+        network, data, probes=probes, deflate=_DEFLATE, batch_size=batch_size, progress=progress
+    )
     found: dict[str, Any] = {
         "round": run.final.round,
         "part": "train",
@@ -115,8 +122,12 @@ def curvature(run: Material, tell: Tell) -> dict[str, Any]:
     diagonals = []
     for place, model in enumerate(several, 1):
         run.train.bind(model.weights)
-        progress = _part(tell, 100 + place * probes, probes, of)
-        diagonals.append(diagnostics.hessian_diagonal(network, data, probes=probes, progress=progress))
+        progress = _part(tell, 100 + place * each, each, of)
+        diagonals.append(
+            diagnostics.hessian_diagonal(
+                network, data, probes=probes, deflate=_DEFLATE, batch_size=batch_size, progress=progress
+            )
+        )
     if diagonals:
         whole = diagnostics.hessian_match([d.values for d in diagonals])
         traces = diagnostics.hessian_match([d.traces for d in diagonals])
@@ -202,6 +213,11 @@ def labels(run: Material, tell: Tell) -> dict[str, Any]:
 _MEASURES: dict[str, Callable[[Material, Tell], Any]] = {
     measure.__name__: measure for measure in (labels, cost, calibration, spectra, alignment, curvature, landscape, tsne)
 }
+
+
+def _products(probes: int) -> int:
+    """How many products with the Hessian a trace or a diagonal takes at most."""
+    return probes + deflation_products(_DEFLATE)
 
 
 def _part(tell: Tell, before: int, most: int, of: int) -> Tell:

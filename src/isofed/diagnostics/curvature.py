@@ -73,7 +73,8 @@ def hessian_top_eigenvalues(
         iterations: at most.
         seed: of the first vector.
         loss: of logits and labels, a mean over samples.
-        batch_size: of a pass; it changes memory and time, and the result by rounding only.
+        batch_size: of a pass; it changes memory and time, and the result by rounding only. Where a GPU's memory does
+            not suffice, smaller ones are taken.
         progress: is told after each product.
     """
     hessian = Hessian(network, data, loss, batch_size)
@@ -109,7 +110,7 @@ def hessian_trace(
         seed: of the probes.
         loss: of logits and labels, a mean over samples.
         batch_size: of a pass.
-        progress: is told after each group of probes.
+        progress: is told after each product for ``deflate`` and each group of probes.
     """
     hessian = Hessian(network, data, loss, batch_size)
     blocks: list[Tensor] = []
@@ -151,7 +152,7 @@ def hessian_diagonal(
         seed: of the probes.
         loss: of logits and labels, a mean over samples.
         batch_size: of a pass.
-        progress: is told after each group of probes.
+        progress: is told after each product for ``deflate`` and each group of probes.
     """
     hessian = Hessian(network, data, loss, batch_size)
     if probes >= hessian.size:

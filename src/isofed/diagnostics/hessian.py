@@ -42,6 +42,17 @@ class Hessian:
 
     def times(self, vectors: Tensor) -> Tensor:
         """The products with the rows of ``vectors``, [count, parameters]; they share the forward passes."""
+        while True:
+            try:
+                return self._times(vectors)
+            except torch.OutOfMemoryError:
+                if self.batch_size == 1:
+                    raise
+            # Smaller batches change the result by rounding only.
+            self.batch_size = min(self.batch_size, len(self.data[1])) // 2 or 1
+            torch.cuda.empty_cache()
+
+    def _times(self, vectors: Tensor) -> Tensor:
         result = torch.zeros_like(vectors)
         with judging(self.network), torch.enable_grad(), _full_precision():
             for inputs, labels in zip(*(d.split(self.batch_size) for d in self.data), strict=True):
@@ -96,17 +107,18 @@ class Hessian:
         eigenvectors.
         """
         most = -(-max(probes, _TOGETHER) // _TOGETHER) * _TOGETHER
+        first = min(deflation_products(deflate), self.size)
+        tell = progress or (lambda done, of: None)
         vectors, values, known = self.zeros()[None], self.zeros()[:1], self.zeros()
         if deflate:
             # They need not be exact.
-            found = self.top(min(deflate, self.size), 0.05, 4 * deflate, seed)
+            found = self.top(min(deflate, self.size), 0.05, first, seed, lambda n, _: tell(n, first + most))
             vectors, values = found.vectors.double(), found.values.to(self.device)
             known = values @ vectors.square()
         for start in range(0, most, _TOGETHER):
             signs = torch.stack([self.signs(seed, start + n) for n in range(_TOGETHER)])
             products, signs = self.times(signs).double(), signs.double()
-            if progress:
-                progress(start + _TOGETHER, most)
+            tell(first + start + _TOGETHER, first + most)
             yield known + signs * (products - (signs @ vectors.T * values) @ vectors)
 
     def exact_diagonal(self, progress: Progress | None) -> Tensor:
@@ -134,6 +146,11 @@ class Hessian:
     def by_tensor(self, rows: Tensor) -> Tensor:
         """Sums over each tensor of rows [count, parameters]."""
         return torch.stack([part.sum(1) for part in rows.split(self.sizes, 1)], 1).cpu()
+
+
+def deflation_products(deflate: int) -> int:
+    """How many products with the Hessian are made, at most, to find so many of its top eigenvectors roughly."""
+    return 4 * deflate
 
 
 @contextmanager

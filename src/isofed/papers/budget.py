@@ -65,6 +65,9 @@ class Telling(Watcher):
     def cell(self, number: int, of: int, job: Job) -> None:
         """The next calls are about this job."""
 
+    def diagnosing(self, section: str, done: int, of: int) -> None:
+        """How far what is measured after the last round has come."""
+
     def finished(self, job: Job, measures: Mapping[str, float | None]) -> None:
         """A result is on disk."""
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +148,7 @@ def _one(
         tell.failed(job, f"it diverged, which is recorded as its result: {error}")
         return
     ended, written = time.monotonic(), RunFolder.open(folder)
-    diagnosis = _diagnose(job, dataset, folder, budget, whole)
+    diagnosis = _diagnose(job, dataset, folder, budget, whole, tell)
     lines, ran = written.diagnostics(), Run(federation.world, result, diagnosis)
     measures = measured(ran, [*job.cell.measures.values(), *job.cell.also]) | figures.measured(lines, diagnosis)
     content = made | {"measures": measures, **_record(written, result.history)}
@@ -235,7 +236,7 @@ def _tidy(job: Job, todo: Sequence[Job], results: Results, runs: Path) -> None:
             (folder / MODEL).unlink()
 
 
-def _diagnose(job: Job, dataset: Dataset, folder: Path, budget: Budget, whole: bool) -> dict[str, Any]:
+def _diagnose(job: Job, dataset: Dataset, folder: Path, budget: Budget, whole: bool, tell: Telling) -> dict[str, Any]:
     """What is measured after the last round; if the budget ends before it does, it is begun anew another time."""
     if not job.cell.diagnose:
         return {}
@@ -245,15 +246,20 @@ def _diagnose(job: Job, dataset: Dataset, folder: Path, budget: Budget, whole: b
     if set(options.sections) <= set(known):
         return known
 
-    def tell(done: int, of: int) -> None:
+    def heard(section: str, done: int, of: int) -> None:
         if budget.left < budgets.RESERVE / 2:
             raise BudgetOver
+        tell.diagnosing(section, done, of)
+
+    def begun(run: Diagnosis, section: str) -> Callable[[int, int], None]:
+        heard(section, 0, 1)
+        return partial(heard, section)
 
     try:
         diagnosis = Diagnosis(folder, options, dataset=dataset)
         if whole:
             budget.check(sum(diagnosis.seconds(name, diagnosis.a_pass) for name in options.sections))
-        return diagnosed(diagnosis, lambda run, section: tell)
+        return diagnosed(diagnosis, begun)
     except (UserError, ValueError) as error:  # such as a missing package, or a Hessian that is not finite
         raise RunError(f"the run is finished but cannot be diagnosed: {error}") from error
 

@@ -189,7 +189,7 @@ class Progress(Telling):
             self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def cell(self, number: int, of: int, job: Job) -> None:
-        self._number, self._of, self._began = number, of, time.monotonic()
+        self._number, self._of, self._began, self._section = number, of, time.monotonic(), ""
         self._say(f"[{number}/{of}] {job}: {job.settings.method.shown()}, {many(job.settings.rounds, 'round')}")
 
     def start(self, run: Federation) -> None:
@@ -206,6 +206,16 @@ class Progress(Telling):
         accuracy = "" if line.get("accuracy") is None else f" accuracy {100 * line['accuracy']:.1f} %,"
         left = duration(each * (self._rounds - number))
         self._say(f"    round {number}/{self._rounds},{accuracy} {each:.2f} s a round, {left} left of this run")
+
+    def diagnosing(self, section: str, done: int, of: int) -> None:
+        now = time.monotonic()
+        if section != self._section:
+            self._section, self._since, self._told = section, now, now
+            self._say(f"    measuring: {section}")
+        elif now - self._told >= 30 and done:
+            self._told = now
+            left = duration((now - self._since) * (of - done) / done)
+            self._say(f"    measuring: {section}, {100 * done / of:.0f} %, at most {left} left of it")
 
     def note(self, text: str) -> None:
         if text not in self._said:
