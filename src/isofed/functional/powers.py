@@ -91,7 +91,7 @@ class _StageNorm(torch.autograd.Function):
 
 def _shape(P: int) -> tuple[int, int]:
     """Channels that a program looks at together, and the warps that do so: one alone need not wait for others."""
-    return {16: (128, 1), 32: (64, 2)}.get(P, (32, 4))
+    return {16: (32, 1), 32: (64, 2)}.get(P, (32, 4))
 
 
 if triton is not None:

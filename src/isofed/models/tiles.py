@@ -12,7 +12,7 @@ from isofed.functional.kernels import triton
 
 PARTS = 128  # pieces, at most, into which the rows of a sum are cut
 TILE = 2048  # numbers that a program looks at together,
-WIDE = 64  # of at most so many channels
+WIDE = 32  # of at most so many channels
 WARPS = 4  # that do so
 
 
