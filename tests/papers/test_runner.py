@@ -260,14 +260,23 @@ def test_a_run_that_goes_on_is_recorded_in_the_precision_that_it_was_begun_in(
 
 
 def test_a_diagnosis_that_is_too_long_for_the_budget_is_given_up(tmp_path: Path, short_reserve: None) -> None:
-    todo, heard = jobs(cell(diagnose={"only": "curvature", "samples": 20, "probes": 8})), Heard()
+    measures = {"IID": "accuracy", "IID;H_T": "H_T"}
+    todo = jobs(cell(measures=measures, diagnose={"only": "curvature", "samples": 20, "probes": 8}))
+    heard, again = Heard(), Heard()
     outcome = run(todo, Results(tmp_path / "r"), tmp_path / "runs", Spent(None, heard, rounds=4), heard)
     assert outcome.over and outcome.missing == 1 and heard.rounds == [1, 2, 3, 4]
-    again = Heard()
+    # What was known before stays known, for this cell's others and for whoever asks for no more.
+    so_far = Results(tmp_path / "r")
+    (only,) = jobs(cell())
+    known = so_far.of(only)
+    assert so_far.of(todo[0]) is None and known is not None and "H_T" not in known.measures
     assert run(todo, Results(tmp_path / "r"), tmp_path / "runs", FOREVER, again).finished == 1 and again.rounds == []
     sections, done, of = zip(*again.measured, strict=True)
     assert set(sections) == {"curvature"} and done[0] == 0 and len(set(of[1:])) == 1 and list(done) == sorted(done)
     assert len(done) > 3
+    whole = Results(tmp_path / "r").of(todo[0])
+    assert whole is not None and whole.measures["accuracy"] == known.measures["accuracy"]
+    assert whole.measures["H_T"] is not None and whole.content["how"] == known.content["how"]
 
 
 def test_how_far_a_measurement_has_come_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -136,6 +136,9 @@ def _one(
     federation = _take_up(job, jobs, dataset, runs)
     before = len(pace.rounds_of(job, runs))
     made = head(job, federation.settings) | ({"resumed": before} if before else {})
+    if before >= federation.settings.rounds:  # what is left to do says nothing about how it was trained
+        config = RunFolder.open(folder).config
+        made["how"] |= {name: config[name] for name in made["how"] if name in config}
     made |= {} if alone else {"alone": False}
     try:
         result = federation.fit(Timed(tell, budget, whole))
@@ -148,13 +151,16 @@ def _one(
         tell.failed(job, f"it diverged, which is recorded as its result: {error}")
         return
     ended, written = time.monotonic(), RunFolder.open(folder)
-    diagnosis = _diagnose(job, dataset, folder, budget, whole, tell)
-    lines, ran = written.diagnostics(), Run(federation.world, result, diagnosis)
-    measures = measured(ran, [*job.cell.measures.values(), *job.cell.also]) | figures.measured(lines, diagnosis)
-    content = made | {"measures": measures, **_record(written, result.history)}
-    content["after"] = float(f"{time.monotonic() - ended:.5g}")
-    content["executor"] = result.executor
+    names, lines = [*job.cell.measures.values(), *job.cell.also], written.diagnostics()
+    content = made | {"measures": {}, **_record(written, result.history), "after": 0.0, "executor": result.executor}
     content |= {"exchanges": [_brief(line) for line in result.exchanges], "notes": result.notes}
+    if job.cell.diagnose:
+        # That may take long: whatever becomes of it, and of the run's folder, what is known by now stays known.
+        known = measured(Run(federation.world, result, {}), names)
+        results.write(job, content | {"measures": {name: value for name, value in known.items() if value is not None}})
+    diagnosis = _diagnose(job, dataset, folder, budget, whole, tell)
+    measures = measured(Run(federation.world, result, diagnosis), names) | figures.measured(lines, diagnosis)
+    content |= {"measures": measures, "after": float(f"{time.monotonic() - ended:.5g}")}
     results.write(job, content | figures.numbers(lines, diagnosis, job.cell.figure.get("diagnosis", [])))
     tell.finished(job, measures)
 
