@@ -41,6 +41,8 @@ def measure(network: str, o: argparse.Namespace) -> dict[str, Any]:
             small = "gradaug" in method and network == "feduv-cnn" and o.size == 32
             text = f"{method},sizes=32/28/24" if small else method
             run = Federated(World.create(chosen(**common, method=text)), o.clients)
+            for _ in range(o.warmup):
+                run()
             pairs = [(base(), run()) for _ in range(o.repeats)]
             peak = torch.cuda.max_memory_allocated() / 1e9
             ratios = [without / with_it for without, with_it in pairs]
@@ -62,6 +64,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=32, help="visits in a round, of 32 steps each")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--size", type=int, default=32, help="side of the pictures")
+    parser.add_argument("--warmup", type=int, default=0, help="rounds before, in which GradAug captures what it draws")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", type=record.file, help="write all numbers here")
     arguments = parser.parse_args()
