@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import pytest
@@ -139,7 +140,10 @@ def test_the_norm_of_a_stage_agrees_with_float64(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     ("before", "after"),
-    [((8, 8), (4, 4)), ((4, 4), (8, 8)), ((6, 2), (3, 4)), ((16, 16), (8, 8)), ((5, 7), (3, 2)), ((12, 12), (9, 12))],
+    [
+        *(((8, 8), (4, 4)), ((4, 4), (8, 8)), ((6, 2), (3, 4)), ((16, 16), (8, 8))),
+        *(((5, 7), (3, 2)), ((12, 12), (9, 12)), ((32, 32), (4, 4))),  # places that do not divide, and large windows
+    ],
 )
 def test_the_norm_of_a_stage_averages_as_float64_does(
     before: tuple[int, int], after: tuple[int, int], dtype: torch.dtype
@@ -148,6 +152,7 @@ def test_the_norm_of_a_stage_averages_as_float64_does(
     draws = torch.Generator("cuda").manual_seed(8)
     whole = torch.rand((5, 40, *before), device="cuda", generator=draws).to(dtype, memory_format=torch.channels_last)
     b = torch.rand((5, 24, *after), device="cuda", generator=draws).to(dtype, memory_format=torch.channels_last)
+    assert stage_norm(whole, b[:1]).isfinite().all() and not stage_norm(whole * math.nan, b).isfinite().any()
     for a in (whole, whole[:, :12]):
         found, exact = b.detach().requires_grad_(), b.double().cpu().requires_grad_()
         ours, theirs = stage_norm(a, found), stage_norm(a.double().cpu(), exact)

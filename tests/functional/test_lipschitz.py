@@ -253,5 +253,8 @@ def test_the_norm_of_a_stage_in_the_hard_cases() -> None:
         torch.testing.assert_close(stage_norm(size * a, size * b), size**2 * stage_norm(a, b), rtol=1e-4, atol=0)
     assert_same_under_autocast(stage_norm, a, b)
     assert_needs_no_values(stage_norm, a, b)
+    broken = b.clone()
+    broken[1, 2, 0, 0] = math.nan
+    assert stage_norm(a, broken).isnan().tolist() == [False, True]
     with pytest.raises(ValueError, match="at least one"):
         stage_norm(a, b, 0)

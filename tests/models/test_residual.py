@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from isofed.models import Network, create
 from isofed.models.base import BatchNorm2d, statistics_kept
+from isofed.models.fused import _ends_with_norm
 from isofed.models.residual import PadShortcut, Residual, residual_blocks
 
 
@@ -205,3 +206,68 @@ def test_a_shut_pre_activation_block_keeps_what_only_its_branch_uses(position: i
     moved = {k.split(".")[0] for k, v in block.named_buffers() if not torch.equal(v, before[k])}
     # With a shortcut the norm before the branch is in use all the same.
     assert moved == ({"before"} if block.shortcut is not None else set())
+
+
+class Weak(nn.Sequential):
+    """Layers one after another, and then something else."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 0.1 * super().forward(x)
+
+
+class Own(BatchNorm2d):
+    """A norm of one's own, that takes nothing but its input."""
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return 2 * super().forward(x)
+
+
+_ACT, _CONV = nn.ReLU(), nn.Conv2d(3, 3, 3, padding=1)
+BRANCHES: dict[str, list[nn.Module]] = {
+    "two": [_CONV, BatchNorm2d(3)],
+    "a layer twice": [_CONV, _ACT, _CONV, _ACT, nn.Conv2d(3, 3, 1), BatchNorm2d(3)],
+    "one picture for all places": [nn.AdaptiveAvgPool2d(1), nn.Conv2d(3, 3, 1), BatchNorm2d(3)],
+    "many for one place": [nn.Conv2d(3, 3, 1), BatchNorm2d(3)],
+}
+
+
+@pytest.mark.parametrize("relu", [True, False])
+@pytest.mark.parametrize("name", BRANCHES)
+def test_a_block_that_joins_is_the_same_block(name: str, relu: bool) -> None:
+    shortcut = nn.AdaptiveAvgPool2d(1) if name == "many for one place" else None
+    block = Residual(nn.Sequential(*BRANCHES[name]), shortcut, relu=relu).train()
+    assert _ends_with_norm(block.branch)
+    expected = block(X)
+    block.joins = True
+    assert torch.equal(block(X), expected)
+
+
+def test_a_block_that_joins_in_another_precision_than_its_input_is_wide() -> None:
+    block = Residual(nn.Sequential(_CONV, BatchNorm2d(3))).float().train()
+    found = []
+    for block.joins in (False, True):
+        with torch.autocast("cpu", torch.bfloat16):
+            found.append(block(X))
+    assert found[0].dtype == found[1].dtype == torch.float32 and torch.equal(*found)
+
+
+def test_hooks_on_a_branch_and_its_norm_see_what_they_saw() -> None:
+    block = Residual(nn.Sequential(_CONV, BatchNorm2d(3))).float().train()
+    plain, norm = block.branch(X), block.branch.get_submodule("1")
+    block.joins = True
+    for module in (block.branch, norm):
+        seen: list[Tensor] = []
+        hook = module.register_forward_hook(lambda module, given, found, seen=seen: seen.append(found))
+        found = block(X)
+        hook.remove()
+        assert len(seen) == 1 and torch.equal(seen[0], plain) and torch.equal(found, (X + plain).relu())
+    hook = block.branch.register_forward_hook(lambda module, given, found: 0 * found)
+    assert torch.equal(block(X), X.relu())
+    hook.remove()
+
+
+def test_what_ends_with_a_norm_of_ours_and_is_nothing_but_layers() -> None:
+    layers = [nn.Conv2d(3, 3, 1), BatchNorm2d(3)]
+    assert _ends_with_norm(nn.Sequential(*layers))
+    for branch in (Weak(*layers), nn.Sequential(*layers, nn.ReLU()), nn.Sequential(Own(3)), nn.Sequential(), layers[1]):
+        assert not _ends_with_norm(branch)

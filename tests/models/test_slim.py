@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from isofed.errors import UserError
 from isofed.models import Network, create
 from isofed.models.base import BatchNorm2d
+from isofed.models.convolution import FusedConv2d
 from isofed.models.slim import channels, check_slimmable, runs_at, slim_forward, slimmed
 
 
@@ -84,6 +85,16 @@ def test_a_convolution_with_dilation_and_no_bias() -> None:
     layer = nn.Conv2d(4, 8, 3, padding=2, dilation=2, bias=False)
     x = torch.randn(2, 2, 7, 7)
     torch.testing.assert_close(slim(layer, x), F.conv2d(x, layer.weight[:4, :2], None, 1, 2, 2))
+
+
+def test_a_convolution_that_pads_otherwise_keeps_what_became_a_part_of_it() -> None:
+    layer = nn.Conv2d(3, 16, 3, padding=1, padding_mode="reflect")
+    x = torch.randn(2, 3, 8, 8)
+    with slimmed(nn.Sequential(layer), 0.5):
+        wanted = F.max_pool2d(layer(x).relu(), 2)
+    fused = nn.Sequential(FusedConv2d.of(layer, relu=True, pool=True))
+    with slimmed(fused, 0.5):
+        assert torch.equal(fused(x), wanted) and wanted.shape == (2, 8, 4, 4)
 
 
 @pytest.mark.parametrize("mode", ["reflect", "circular", "replicate"])

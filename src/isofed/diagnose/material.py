@@ -17,6 +17,7 @@ from isofed.data import Dataset
 from isofed.diagnose.options import Options
 from isofed.diagnostics.cost import pass_macs
 from isofed.engine.choose import device_of
+from isofed.engine.lane import synchronize
 from isofed.engine.replica import one_thread
 from isofed.engine.world import World
 from isofed.errors import RunError, UserError
@@ -121,6 +122,7 @@ class Material:
             for _ in range(2):  # the first one sets things up
                 began = time.perf_counter()
                 self.train.look(self.final.weights)
+                synchronize(self.device)
         return time.perf_counter() - began
 
     def threads(self) -> AbstractContextManager[None]:

@@ -101,14 +101,11 @@ def curvature(run: Material, tell: Tell) -> dict[str, Any]:
     network, data, probes = run.train.network, (run.train.inputs, run.train.labels), run.options.probes
     run.train.bind(run.final.weights)
     several = run.local if len(run.local) > 1 else []
-    each, batch_size = _products(probes), 1024 if data[0].is_cuda else 256  # a GPU is not full with few
-    of = 100 + each * (1 + len(several))
-    progress = _part(tell, 0, 100, of)
-    top = diagnostics.hessian_top_eigenvalues(network, data, 2, batch_size=batch_size, progress=progress)
-    progress = _part(tell, 100, each, of)
-    trace = diagnostics.hessian_trace(
-        network, data, probes=probes, deflate=_DEFLATE, batch_size=batch_size, progress=progress
-    )
+    products = _Products(tell, 100, *[_products(probes)] * (1 + len(several)))
+    together = _batch(data[0])
+    options: dict[str, Any] = {"probes": probes, "deflate": _DEFLATE, "batch_size": together}
+    top = diagnostics.hessian_top_eigenvalues(network, data, 2, batch_size=together, progress=products.next())
+    trace = diagnostics.hessian_trace(network, data, progress=products.next(), **options)
     found: dict[str, Any] = {
         "round": run.final.round,
         "part": "train",
@@ -120,14 +117,9 @@ def curvature(run: Material, tell: Tell) -> dict[str, Any]:
         "probes": trace.probes,
     }
     diagonals = []
-    for place, model in enumerate(several, 1):
+    for model in several:
         run.train.bind(model.weights)
-        progress = _part(tell, 100 + place * each, each, of)
-        diagonals.append(
-            diagnostics.hessian_diagonal(
-                network, data, probes=probes, deflate=_DEFLATE, batch_size=batch_size, progress=progress
-            )
-        )
+        diagonals.append(diagnostics.hessian_diagonal(network, data, progress=products.next(), **options))
     if diagonals:
         whole = diagnostics.hessian_match([d.values for d in diagonals])
         traces = diagnostics.hessian_match([d.traces for d in diagonals])
@@ -155,7 +147,9 @@ def landscape(run: Material, tell: Tell) -> dict[str, Any]:
     run.train.bind(run.final.weights)
     network, data = run.train.network, (run.train.inputs, run.train.labels)
     of = 100 * _PRODUCT + run.options.points**2
-    top = diagnostics.hessian_top_eigenvalues(network, data, 2, progress=lambda n, _: tell(_PRODUCT * n, of))
+    top = diagnostics.hessian_top_eigenvalues(
+        network, data, 2, batch_size=_batch(data[0]), progress=lambda n, _: tell(_PRODUCT * n, of)
+    )
     made = diagnostics.loss_landscape(
         network,
         data,
@@ -220,9 +214,26 @@ def _products(probes: int) -> int:
     return probes + deflation_products(_DEFLATE)
 
 
-def _part(tell: Tell, before: int, most: int, of: int) -> Tell:
-    """Of ``of`` products with the Hessian, those after ``before`` others, at most ``most``."""
-    return lambda done, _: tell(before + min(done, most), of)
+class _Products:
+    """Products with the Hessian, by one function after another: how many were made, and how many there are at most."""
+
+    def __init__(self, tell: Tell, *most: int) -> None:
+        self._tell, self._made, self._left = tell, 0, list(most)
+
+    def next(self) -> Tell:
+        """What the next function tells, which may need fewer than it said at first."""
+        before, _ = self._made, self._left.pop(0)
+
+        def told(done: int, of: int) -> None:
+            self._made = before + done
+            self._tell(self._made, before + of + sum(self._left))
+
+        return told
+
+
+def _batch(inputs: Tensor) -> int:
+    """Samples of a pass: few do not fill a GPU."""
+    return 1024 if inputs.is_cuda else 256
 
 
 @contextmanager

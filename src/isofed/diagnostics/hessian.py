@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from isofed.diagnostics.sampling import Data, judging, logits_of, place, trained
 from isofed.draws import generator
+from isofed.engine.lane import starved
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # of logits and labels: the mean over samples
-Progress = Callable[[int, int], None]  # is told the products that are done, and how many there will be at most
+Progress = Callable[[int, int], None]  # is told the products that are done, and how many there can still be with them
 
 _TOGETHER = 8  # probes that share a forward pass, and after which it is asked whether they are enough
 
@@ -45,8 +46,8 @@ class Hessian:
         while True:
             try:
                 return self._times(vectors)
-            except torch.OutOfMemoryError:
-                if self.batch_size == 1:
+            except RuntimeError as error:
+                if self.batch_size == 1 or not starved(error):
                     raise
             # Smaller batches change the result by rounding only.
             self.batch_size = min(self.batch_size, len(self.data[1])) // 2 or 1
@@ -113,7 +114,7 @@ class Hessian:
         if deflate:
             # They need not be exact.
             found = self.top(min(deflate, self.size), 0.05, first, seed, lambda n, _: tell(n, first + most))
-            vectors, values = found.vectors.double(), found.values.to(self.device)
+            vectors, values, first = found.vectors.double(), found.values.to(self.device), found.products
             known = values @ vectors.square()
         for start in range(0, most, _TOGETHER):
             signs = torch.stack([self.signs(seed, start + n) for n in range(_TOGETHER)])

@@ -23,7 +23,8 @@ def distance_like(z: Tensor, target: Tensor, like: Tensor, weight: float = 1.0) 
     4.0
     """
     target, like = target.detach(), like.detach()
-    if here(z) and z.dtype == target.dtype == like.dtype == torch.float32 and z.is_contiguous():
+    single = z.dtype == target.dtype == like.dtype == torch.float32
+    if here(z) and single and z.is_contiguous() and z.shape == target.shape and z.numel():
         return _DistanceLike.apply(z, target.contiguous(), like, weight)
     return _plain(z, target, like, weight)
 

@@ -77,8 +77,7 @@ def spectral_norm(t: Tensor, iterations: int = 10) -> Tensor:
 def stage_norm(a: Tensor, b: Tensor, iterations: int = 10) -> Tensor:
     """``spectral_norm(transmitting_matrix(a, b))``: the same numbers up to rounding, much faster.
 
-    Where maps have fewer places than the matrix has rows, each product goes by way of the places, without the matrix;
-    on a GPU always, up to 64 places.
+    Where maps have fewer places than the matrix has rows, each product goes by way of the places, without the matrix.
 
     Args:
         a: before the stage, [batch, channels, height, width] or [batch, channels].
@@ -101,15 +100,25 @@ def stage_norm(a: Tensor, b: Tensor, iterations: int = 10) -> Tensor:
 
 @full_precision
 def _stage_norm(a: Tensor, b: Tensor, iterations: int) -> Tensor:
-    a, b = _same_places(a, b)
+    a, b = _no_larger(a, b), _no_larger(b, a)
+    if powers.available(a, b, iterations):  # as it had not been before they were of one size
+        return powers.stage_norm(a, b, iterations)
+    a, b = a.flatten(2), b.flatten(2)
     norms = _frobenius(a), _frobenius(b)
     a, b = a / norms[0], b / norms[1]
-    if a.shape[2] <= a.shape[1] and iterations > 1:
-        found = _among_places(a, b, iterations)
-    else:  # a has fewer channels than places
-        t = a @ b.transpose(1, 2)
-        found = _largest_stretch(lambda v: t @ (t.transpose(1, 2) @ v), a, iterations)
+    few = a.shape[2] <= a.shape[1] and iterations > 1
+    found = _among_places(a, b, iterations) if few else _among_channels(a, b, iterations)
     return found * (norms[0] * norms[1])[:, 0, 0] / a.shape[2]
+
+
+def _among_channels(a: Tensor, b: Tensor, iterations: int) -> Tensor:
+    """The largest singular value of t = a b', where a has fewer channels than places."""
+    t = a @ b.transpose(1, 2)
+    # A step v -> t t'v is one among as many "places" as a has channels, between which there is nothing but t.
+    unit = torch.eye(a.shape[1], dtype=a.dtype, device=a.device).expand(len(a), -1, -1)[..., None]
+    if powers.available(unit, t.transpose(1, 2)[..., None], iterations):
+        return powers.stage_norm(unit, t.transpose(1, 2)[..., None], iterations) * a.shape[1]
+    return _largest_stretch(lambda v: t @ (t.transpose(1, 2) @ v), a, iterations)
 
 
 def _among_places(a: Tensor, b: Tensor, iterations: int) -> Tensor:
@@ -167,6 +176,6 @@ def _length(v: Tensor) -> Tensor:
 
 
 def _root(squared: Tensor) -> Tensor:
-    """The square root, with no gradient at zero."""
-    seen = squared > 0
+    """The square root, with no gradient at zero; a NaN is handed on."""
+    seen = ~(squared <= 0)
     return torch.where(seen, torch.where(seen, squared, 1).sqrt(), 0)

@@ -23,7 +23,7 @@ _KINDS = (torch.float32, torch.bfloat16, torch.float16)
 
 def available(a: Tensor, b: Tensor, iterations: int) -> bool:
     """Whether this kernel can be used for these maps, [batch, channels, height, width]."""
-    if iterations < 2 or not a.numel() or not b.numel() or not (here(a) and here(b)):
+    if iterations < 2 or len(a) != len(b) or not a.numel() or not b.numel() or not (here(a) and here(b)):
         return False
     high, wide = _places(a, b)
     divides = not any(m.shape[2] % high or m.shape[3] % wide for m in (a, b))
@@ -202,7 +202,7 @@ if triton is not None:
         tl.store(row + 2 * P, after)
         tl.store(row + 3 * P, y)
         first, second = tl.sum(x * after, 0), tl.sum(y * _times(W, y), 0)  # lengths of a x and a y, squared
-        real = (first > 0) & (second > 0)
+        real = ~((first <= 0) | (second <= 0))  # which hands a NaN on
         ratio = tl.sqrt_rn(tl.where(real, second, 0.0)) / tl.sqrt_rn(tl.where(real, first, 1.0))
         tl.store(found + sample, tl.sqrt_rn(ratio) * (tl.sqrt_rn(size_W) * tl.sqrt_rn(size_B)) / places)
 
@@ -222,7 +222,7 @@ if triton is not None:
         quarter = tl.load(g + sample) * tl.load(found + sample) / 4
         Wy = _times(W, y)
         first, second = tl.sum(x * after, 0), tl.sum(y * Wy, 0)
-        real = (first > 0) & (second > 0)
+        real = ~((first <= 0) | (second <= 0))
         dfirst = tl.where(real, -quarter / tl.where(real, first, 1.0), 0.0)
         dsecond = tl.where(real, quarter / tl.where(real, second, 1.0), 0.0)
         dy = 2 * dsecond * Wy

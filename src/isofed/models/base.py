@@ -129,7 +129,7 @@ class FusedNorm(nn.modules.batchnorm._BatchNorm):
         self.ticket: Tensor | None = None  # with which it is fused
 
     def forward(self, x: Tensor, add: Tensor | None = None, relu: bool = False) -> Tensor:
-        """The normalised batch; where ``add`` is given this is added to it, and behind all of it may be a ReLU."""
+        """The normalised batch; ``add``, of the same shape and kind, is added to it, and behind that may be a ReLU."""
         if self.fuses(x):
             if self.training:
                 return batch_norm(x, self, add=add, relu=relu)
@@ -144,7 +144,7 @@ class FusedNorm(nn.modules.batchnorm._BatchNorm):
 
     def fuses(self, x: Tensor) -> bool:
         """Whether this batch can be normalised in few kernels."""
-        return self.ticket is not None and x.is_cuda and in_rows(x)
+        return self.ticket is not None and x.is_cuda and x.dtype != torch.float64 and in_rows(x)
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *rest: Any) -> None:
         state_dict.pop(prefix + "num_batches_tracked", None)

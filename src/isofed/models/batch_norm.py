@@ -34,13 +34,13 @@ def batch_norm(
     """
     own = slim or (layer.weight, layer.bias)
     kept = (layer.running_mean, layer.running_var, layer.ticket)
-    add = add if add is None else rows_of(add.expand_as(x))
+    add = add if add is None else rows_of(add)
     return _BatchNorm.apply(x, *own, add, *kept, layer.eps, layer.momentum, layer.relu or relu, slim is None)
 
 
 def by_stored_statistics(x: Tensor, layer: FusedNorm, add: Tensor | None = None, relu: bool = False) -> Tensor:
     """A batch norm as it is after training, without a gradient; and what stands behind it."""
-    cut, y, beside = Cut.of(x), torch.empty_like(x), x if add is None else rows_of(add.expand_as(x))
+    cut, y, beside = Cut.of(x), torch.empty_like(x), x if add is None else rows_of(add)
     _normalise[cut.tiles](
         x, y, layer.weight, layer.bias, beside, layer.running_mean, layer.running_var, cut.rows, cut.channels,
         layer.eps, cut.tall, cut.wide, cut.unit, add is not None, layer.relu or relu, True, num_warps=cut.warps,

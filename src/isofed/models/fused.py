@@ -37,8 +37,8 @@ def fuse(network: nn.Module) -> None:
     if not available():
         return
     for module in [*network.modules()]:
-        if isinstance(module, Residual) and isinstance(module.branch, nn.Sequential):
-            module.joins = isinstance(module.branch[-1], FusedNorm)
+        if isinstance(module, Residual):
+            module.joins = _ends_with_norm(module.branch)
         for name, child in [*module.named_children()]:
             if type(child) is nn.Conv2d:
                 _fuse_convolution(module, name, child)
@@ -47,6 +47,13 @@ def fuse(network: nn.Module) -> None:
                 child.relu = child.relu or _taken(module, name, lambda m: type(m) is nn.ReLU)
             elif isinstance(child, Dropout):
                 child.fused = True
+
+
+def _ends_with_norm(branch: nn.Module) -> bool:
+    """Whether a branch is nothing but layers one after another, the last of them a batch norm of this package."""
+    from isofed.models.base import FusedNorm
+
+    return type(branch) is nn.Sequential and len(branch) > 0 and type(branch[-1]).forward is FusedNorm.forward
 
 
 def _fuse_convolution(parent: nn.Module, name: str, layer: nn.Conv2d) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 
@@ -39,21 +41,26 @@ class Residual(nn.Module):
                 # Through .data: the backward pass of batch norm does not need these, but would mind their change.
                 now.data.copy_(torch.where(self.gate > 0, now.data, old))
             inside = self.gate * inside
-        elif self.joins and self.keep == 1.0:
+        elif self.joins and self.keep == 1.0 and not _watched(self.branch):
             return self._joined(x)
         else:
             y, inside = self._inside(x)
             inside = inside if self.keep == 1.0 else self.keep * inside
-        x = self._aside(x, y, inside.shape[1])
-        return torch.relu(x + inside) if self.relu else x + inside
+        return self._sum(self._aside(x, y, inside.shape[1]), inside)
+
+    def _sum(self, aside: Tensor, inside: Tensor) -> Tensor:
+        return torch.relu(aside + inside) if self.relu else aside + inside
 
     def _joined(self, x: Tensor) -> Tensor:
         """The same, where the branch's last layer is a batch norm that adds and cuts off by itself."""
         y = inside = x if self.before is None else self.before(x)
-        *layers, norm = self.branch.children()
+        *layers, norm = cast(nn.Sequential, self.branch)
         for layer in layers:
             inside = layer(inside)
-        joined: Tensor = norm(inside, self._aside(x, y, inside.shape[1]), self.relu)
+        aside = self._aside(x, y, inside.shape[1])
+        if aside.shape != inside.shape or aside.dtype != inside.dtype:
+            return self._sum(aside, norm(inside))
+        joined: Tensor = norm(inside, aside, self.relu)
         return joined
 
     def _aside(self, x: Tensor, y: Tensor, channels: int) -> Tensor:
@@ -72,6 +79,13 @@ class Residual(nn.Module):
         """The running statistics that nothing but the branch uses: also those before it, where no shortcut does."""
         alone = [self.branch] if self.before is None or self.shortcut is not None else [self.before, self.branch]
         return [b for module in alone for b in module.buffers() if b.is_floating_point()]
+
+
+def _watched(branch: nn.Module) -> bool:
+    """Whether somebody hooked into a branch or its last layer, and expects to see what these give by themselves."""
+    last = next(reversed(branch._modules.values()), None)
+    watched = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(getattr(module, name, None) for module in (branch, last) for name in watched)
 
 
 def residual_blocks(network: nn.Module) -> list[Residual]:

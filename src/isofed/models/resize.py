@@ -22,7 +22,7 @@ def resized(x: Tensor, size: tuple[int, int]) -> Tensor:
     """
     if tuple(x.shape[2:]) == size:
         return x
-    if not (here(x) and in_rows(x)) or x.requires_grad:
+    if not (here(x) and in_rows(x)) or x.dtype == torch.float64 or x.requires_grad:
         return interpolate(x, size, mode="bilinear", align_corners=True)
     # PyTorch's own kernel has one thread for all pictures and channels of a place.
     y = torch.empty((*x.shape[:2], *size), dtype=x.dtype, device=x.device, memory_format=torch.channels_last)

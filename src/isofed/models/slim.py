@@ -144,8 +144,8 @@ class _Slim:
         bias = self.cut_or_none(layer.bias, leaving)
         if layer.padding_mode != "zeros":
             x = F.pad(x, layer._reversed_padding_repeated_twice, mode=layer.padding_mode)
-            return F.conv2d(x, weight, bias, layer.stride, 0, layer.dilation, groups)
-        if isinstance(layer, FusedConv2d) and layer.thin and thin.applies_slim(x, weight):
+            y = F.conv2d(x, weight, bias, layer.stride, 0, layer.dilation, groups)
+        elif isinstance(layer, FusedConv2d) and layer.thin and thin.applies_slim(x, weight):
             y = thin.convolution(x, weight, bias, layer.stride[0], int(layer.padding[0]))
         else:
             y = F.conv2d(x, weight, bias, layer.stride, layer.padding, layer.dilation, groups)

@@ -111,6 +111,8 @@ class Results:
             return found  # without working out the key, which is slow for a thousand cells
         for one in self._found.get(job.key, []):
             own = one.path.parent == self.path(job).parent and one.path.name.startswith(job.name)
+            if one.content.get("undiagnosed") and job.cell.diagnose:
+                continue  # it was stopped while what is asked for was being measured
             if _has(one, job.cell.measures.values()) and (one.seed not in found or own):
                 found[one.seed] = one
         if job.timing and not job.probe and not job.length.label:

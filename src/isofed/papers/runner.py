@@ -15,6 +15,7 @@ from isofed.data import Dataset
 from isofed.diagnose import Diagnosis, Options, diagnosed
 from isofed.errors import RunError, UserError
 from isofed.federation import Federation
+from isofed.memory import shortage
 from isofed.papers import budget as budgets
 from isofed.papers import figures, pace, presets
 from isofed.papers.budget import Budget, BudgetOver, Telling, Timed, terminated
@@ -157,7 +158,8 @@ def _one(
     if job.cell.diagnose:
         # That may take long: whatever becomes of it, and of the run's folder, what is known by now stays known.
         known = measured(Run(federation.world, result, {}), names)
-        results.write(job, content | {"measures": {name: value for name, value in known.items() if value is not None}})
+        known = {name: value for name, value in known.items() if value is not None}
+        results.write(job, content | {"measures": known, "undiagnosed": True})
     diagnosis = _diagnose(job, dataset, folder, budget, whole, tell)
     measures = measured(Run(federation.world, result, diagnosis), names) | figures.measured(lines, diagnosis)
     content |= {"measures": measures, "after": float(f"{time.monotonic() - ended:.5g}")}
@@ -268,6 +270,10 @@ def _diagnose(job: Job, dataset: Dataset, folder: Path, budget: Budget, whole: b
         return diagnosed(diagnosis, begun)
     except (UserError, ValueError) as error:  # such as a missing package, or a Hessian that is not finite
         raise RunError(f"the run is finished but cannot be diagnosed: {error}") from error
+    except (RuntimeError, MemoryError) as error:
+        if (why := shortage(error)) is None:
+            raise
+        raise RunError(f"the run is finished but cannot be diagnosed: {why}") from error
 
 
 def _record(folder: RunFolder, history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
