@@ -202,8 +202,8 @@ if triton is not None:
         tl.store(row + 2 * P, after)
         tl.store(row + 3 * P, y)
         first, second = tl.sum(x * after, 0), tl.sum(y * _times(W, y), 0)  # lengths of a x and a y, squared
-        real = ~((first <= 0) | (second <= 0))  # which hands a NaN on
-        ratio = tl.sqrt_rn(tl.where(real, second, 0.0)) / tl.sqrt_rn(tl.where(real, first, 1.0))
+        nothing = (first <= 0) | (second <= 0)  # which a NaN is not: it is handed on
+        ratio = tl.sqrt_rn(tl.where(nothing, 0.0, second)) / tl.sqrt_rn(tl.where(nothing, 1.0, first))
         tl.store(found + sample, tl.sqrt_rn(ratio) * (tl.sqrt_rn(size_W) * tl.sqrt_rn(size_B)) / places)
 
     @triton.jit
@@ -222,9 +222,9 @@ if triton is not None:
         quarter = tl.load(g + sample) * tl.load(found + sample) / 4
         Wy = _times(W, y)
         first, second = tl.sum(x * after, 0), tl.sum(y * Wy, 0)
-        real = ~((first <= 0) | (second <= 0))
-        dfirst = tl.where(real, -quarter / tl.where(real, first, 1.0), 0.0)
-        dsecond = tl.where(real, quarter / tl.where(real, second, 1.0), 0.0)
+        nothing = (first <= 0) | (second <= 0)
+        dfirst = tl.where(nothing, 0.0, -quarter / tl.where(nothing, 1.0, first))
+        dsecond = tl.where(nothing, 0.0, quarter / tl.where(nothing, 1.0, second))
         dy = 2 * dsecond * Wy
         dafter = _times(B, dy)
         dx = _times(W, dafter) + 2 * dfirst * after
