@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -273,3 +274,24 @@ def test_on_a_residual_network() -> None:
 def test_a_stage_at_its_full_width_is_not_slimmed() -> None:
     with pytest.raises(UserError, match="width of method 'fedalign' must be above 0 and below 1, not 1"):
         small(method="fedalign:width=1")
+
+
+SEQUENTIAL = """
+from torch import nn
+from isofed.models import adapt
+
+
+def build(shape, classes):
+    layers = [nn.Conv2d(shape[0], 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.ReLU()]
+    return adapt(nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten()), nn.Linear(32, classes))
+"""
+
+
+def test_layers_behind_the_last_that_can_be_slimmed_are_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(SEQUENTIAL)
+    ends = {}
+    for method in ("fedavg", "fedalign:clip=none"):
+        run = small(method=method, model=f"{tmp_path}/own.py:build", rounds=1, local_epochs=1)
+        ends[method] = run.fit().weights
+    name = next(name for name, weight in ends["fedavg"].items() if weight.shape == (32, 16, 3, 3))
+    assert float((ends["fedavg"][name] - ends["fedalign:clip=none"][name]).norm()) > 1e-3

@@ -56,7 +56,11 @@ def maps(shape, classes):
 
 def deep_head(shape, classes):
     head = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, classes))
-    return Network({"one": stage(shape), "two": nn.Identity()}, pool(), head, 8)
+    return Network({"one": stage(shape), "two": nn.Conv2d(8, 8, 1)}, pool(), head, 8)
+
+
+def nothing_behind(shape, classes):
+    return Network({"one": stage(shape), "two": nn.Identity()}, pool(), nn.Linear(8, classes), 8)
 
 
 def one_stage(shape, classes):
@@ -134,10 +138,21 @@ def test_a_method_on_two_stages_is_refused_on_one(file: str) -> None:
     assert said == "'fedalign' compares the last two stages, and this network has 1"
 
 
+def test_a_method_that_slims_the_last_stage_is_refused_where_nothing_comes_before_it(file: str) -> None:
+    said = said_by(method="fedalign", model=f"{file}:nothing_behind")
+    assert said == (
+        "'fedalign' slims the last stage that has convolutions or linear layers and looks at what comes before it; "
+        "this network has nothing before that one"
+    )
+
+
 @pytest.mark.parametrize("model", ["mlp", "cnn"])
 def test_a_method_on_residual_blocks_is_refused_without(model: str) -> None:
     said = said_by(method="fedprox+stochdepth", model=model)
-    assert said == "'stochdepth' drops residual blocks, and this network has none; use a ResNet, like resnet20"
+    assert said == (
+        "'stochdepth' drops residual blocks, and this network has none; use a ResNet, like resnet20, or build the "
+        "blocks of your own with isofed.models.residual.Residual"
+    )
 
 
 @dataclass(frozen=True)

@@ -230,7 +230,8 @@ def test_networks_without_residual_blocks_are_refused(model: str) -> None:
     with pytest.raises(UserError) as caught:
         small(method="stochdepth", model=model)
     assert str(caught.value) == (
-        "'stochdepth' drops residual blocks, and this network has none; use a ResNet, like resnet20"
+        "'stochdepth' drops residual blocks, and this network has none; use a ResNet, like resnet20, or build the "
+        "blocks of your own with isofed.models.residual.Residual"
     )
 
 

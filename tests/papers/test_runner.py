@@ -286,6 +286,8 @@ def test_a_diagnosis_that_is_too_long_for_the_budget_is_given_up(tmp_path: Path,
     (only,) = jobs(cell())
     known = so_far.of(only)
     assert so_far.of(todo[0]) is None and known is not None and "H_T" not in known.measures
+    assert [*so_far.by_seed(todo[0], "accuracy")] == [0] and not so_far.by_seed(todo[0], "H_T")
+    assert so_far.undiagnosed(todo[0]) == known and "resumed" not in known.content
     assert run(todo, Results(tmp_path / "r"), tmp_path / "runs", FOREVER, again).finished == 1 and again.rounds == []
     sections, done, of = zip(*again.measured, strict=True)
     assert set(sections) == {"curvature"} and list(done) == sorted(done) and len(done) > 3
@@ -294,6 +296,7 @@ def test_a_diagnosis_that_is_too_long_for_the_budget_is_given_up(tmp_path: Path,
     whole = Results(tmp_path / "r").of(todo[0])
     assert whole is not None and whole.measures["accuracy"] == known.measures["accuracy"]
     assert whole.measures["H_T"] is not None and whole.content["how"] == known.content["how"]
+    assert "resumed" not in whole.content and "undiagnosed" not in whole.content
 
 
 def test_how_far_a_measurement_has_come_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from isofed.data.base import Dataset, Part
 from isofed.engine.sgd import put, update
 from isofed.engine.state import ClientState
 from isofed.engine.world import World
+from isofed.errors import BadMethod
 from isofed.functional.shorten import shorten
 from isofed.layout import Entry, Layout, Tensors
 from isofed.methods import Step
@@ -217,6 +218,11 @@ class LocalStep:
             self.step.grad.zero_()
         wanted = [*(self.parameters if whole else ()), *(cut.part for cut in cuts)]
         found = [*torch.autograd.grad(loss, wanted, allow_unused=True)]
+        if all(gradient is None for gradient in found):
+            raise BadMethod(
+                "a loss depends on no weight that is trained, so it trains nothing; that of a slimmed pass has to come "
+                "with its cuts: step.add_gradient(loss, cuts)"
+            )
         if whole:
             self._add(self.gradients, found[: len(self.gradients)], first)
         if cuts:

@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from isofed.errors import BadMethod
 from isofed.layout import Layout, Policy, Tensors
 from isofed.models.base import Network, Output
 from isofed.models.slim import Cut
@@ -172,10 +173,15 @@ class Step:
 
     def draw(self, name: str) -> Tensor:
         """This step's row of a planned draw."""
+        if name not in self.plan:
+            raise BadMethod(f"step.draw('{name}') asks for something that was drawn by no `plan`")
         return self.plan[name].index_select(0, self.counter)[0]
 
     def known(self, name: str) -> np.ndarray:
         """This step's row of a planned draw that the host may look at."""
+        if name not in self.host:
+            why = "is planned, but not listed in `host`" if name in self.plan else "was drawn by no `plan`"
+            raise BadMethod(f"step.known('{name}') asks for something that {why}")
         row: np.ndarray = self.host[name][self.position]
         return row
 

@@ -23,17 +23,19 @@ class FedSAM(Method):
 
     rho: float = number(0.05, "how far uphill; 0 is FedAvg", at_least=0)
 
-    passes_first: ClassVar[bool] = True
     paper: ClassVar[str] = "Qu et al. 2022, Generalized federated learning via sharpness aware minimization"
 
     def around(self, step: Step, inner: Callable[[], None]) -> None:
-        inner()
         if not self.rho:
+            inner()
             return
-        before = step.weights.clone()
+        before, others = step.weights.clone(), step.grad.clone()  # who is around this may have put a gradient there
+        step.grad.zero_()
+        inner()
         length = torch.linalg.vector_norm(step.grad)
         step.weights.addcmul_(step.grad, self.rho / (length + 1e-12))
         step.grad.zero_()
         with statistics_kept(step.network):
             inner()
         step.weights.copy_(before)
+        step.grad.add_(others)

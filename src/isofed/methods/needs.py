@@ -26,7 +26,10 @@ def check_need(name: str, need: str, network: Network) -> None:
             raise UserError(f"'{name}' compares the last two stages, and this network has {len(network.stages)}")
     elif need == "residual blocks":
         if not residual_blocks(network):
-            raise UserError(f"'{name}' drops residual blocks, and this network has none; use a ResNet, like resnet20")
+            raise UserError(
+                f"'{name}' drops residual blocks, and this network has none; use a ResNet, like resnet20, or build the "
+                "blocks of your own with isofed.models.residual.Residual"
+            )
     else:
         raise unknown(f"thing that '{name}' could have in `needs` called", need, NEEDS)
 

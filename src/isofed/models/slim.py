@@ -86,11 +86,12 @@ def slim_forward(
 
 def slim_channels(module: nn.Module, width: float, multiple: int = 8) -> tuple[int, ...]:
     """What a width comes to in a module: two widths for which this is the same make the same sub-network."""
-    full = {m.out_channels if isinstance(m, nn.Conv2d) else m.out_features for m in module.modules() if _widens(m)}
+    full = {m.out_channels if isinstance(m, nn.Conv2d) else m.out_features for m in module.modules() if widens(m)}
     return tuple(channels(count, width, multiple) for count in sorted(full))
 
 
-def _widens(layer: nn.Module) -> TypeGuard[nn.Conv2d | nn.Linear]:
+def widens(layer: nn.Module) -> TypeGuard[nn.Conv2d | nn.Linear]:
+    """Whether a layer has a width of its own, that slimming makes less."""
     return isinstance(layer, (nn.Conv2d, nn.Linear))
 
 

@@ -114,9 +114,9 @@ def entries(preset: Preset, results: Results, length: Length | None = None, vari
 
 
 def _of(cell: Cell, results: Results, length: Length) -> Iterable[Entry]:
-    found = results.by_seed(Job(cell, 0, length))
+    job = Job(cell, 0, length)
     for setting, measure in cell.measures.items():
-        row = cell.rows.get(setting)
+        row, found = cell.rows.get(setting), results.by_seed(job, measure)
         whole = [(one, one.measures.get(measure)) for one in found.values()]
         values = tuple(value for _, value in whole if value is not None)
         diverged = sum(one.content.get("failure") is not None for one, _ in whole)

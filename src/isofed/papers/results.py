@@ -32,7 +32,8 @@ INSIDE = {
     "how": ("device", "precision"),
     "environment": ("device_name", "data"),
 }
-LENGTH = re.compile(r"|tiny|scale=[0-9.e-]+")
+MAYBE: dict[str, type] = {"probe": dict, "curve": dict, "exchanges": list, "notes": list}  # if it is there at all
+LENGTH = re.compile(r"|tiny|scale=[0-9]+(\.[0-9]+)?(e-[0-9]+)?")
 ROUNDS = 3  # from which on the median of all but the first is a round's time
 
 
@@ -101,25 +102,33 @@ class Results:
         """The result of a job, if there is one."""
         return self.by_seed(job).get(job.seed)
 
-    def by_seed(self, job: Job) -> dict[int, Finished]:
+    def by_seed(self, job: Job, measure: str | None = None) -> dict[int, Finished]:
         """The results of a job's cell, with whichever seed, in which every measure is that the cell needs.
 
-        Of several with one seed, that of the cell itself counts, or else the first that was found.
+        With a measure also those that have it, and were stopped while the others were being measured. Of several with
+        one seed, that of the cell itself counts, or else the first that was found.
         """
         found: dict[int, Finished] = {}
         if job.kind not in self._kinds and not job.probe:
             return found  # without working out the key, which is slow for a thousand cells
         for one in self._found.get(job.key, []):
             own = one.path.parent == self.path(job).parent and one.path.name.startswith(job.name)
-            if one.content.get("undiagnosed") and job.cell.diagnose:
-                continue  # it was stopped while what is asked for was being measured
-            if _has(one, job.cell.measures.values()) and (one.seed not in found or own):
+            partly = bool(one.content.get("undiagnosed") and job.cell.diagnose)
+            if partly and measure is None:
+                continue
+            needed = [measure] if partly and measure else job.cell.measures.values()
+            if _has(one, needed) and (one.seed not in found or own):
                 found[one.seed] = one
         if job.timing and not job.probe and not job.length.label:
             # Where a round's time is all that is asked for, a longer run of the same tells it as well.
             for one in self._rounds.get(round_of(json.loads(json.dumps(job.settings.to_dict()))), []):
                 found.setdefault(one.seed, one)
         return dict(sorted(found.items()))
+
+    def undiagnosed(self, job: Job) -> Finished | None:
+        """What was known of a job before it was diagnosed, where that was not brought to an end."""
+        own = (one for one in self._found.get(job.key, []) if one.path == self.path(job))
+        return next((one for one in own if one.content.get("undiagnosed")), None)
 
     def timed(self, job: Job) -> list[Finished]:
         """All results that tell how long a round of a job takes, its own first, with whichever seed."""
@@ -177,6 +186,8 @@ def _is_whole(content: Any) -> bool:
     if not all(isinstance(content.get(key), kind) for key, kind in SHAPE.items()):
         return False
     if not all(name in content[key] for key, names in INSIDE.items() for name in names):
+        return False
+    if not all(isinstance(content.get(key, kind()), kind) for key, kind in MAYBE.items()):
         return False
     numbers = all(value is None or isinstance(value, int | float) for value in content["measures"].values())
     return numbers and LENGTH.fullmatch(content["length"]) is not None

@@ -140,6 +140,9 @@ def _one(
     if before >= federation.settings.rounds:  # what is left to do says nothing about how it was trained
         config = RunFolder.open(folder).config
         made["how"] |= {name: config[name] for name in made["how"] if name in config}
+        if (known := results.undiagnosed(job)) is not None:
+            made = {**head(job, federation.settings), "how": made["how"]}
+            made |= {name: known.content[name] for name in ("resumed", "alone") if name in known.content}
     made |= {} if alone else {"alone": False}
     try:
         result = federation.fit(Timed(tell, budget, whole))
@@ -157,9 +160,9 @@ def _one(
     content |= {"exchanges": [_brief(line) for line in result.exchanges], "notes": result.notes}
     if job.cell.diagnose:
         # That may take long: whatever becomes of it, and of the run's folder, what is known by now stays known.
-        known = measured(Run(federation.world, result, {}), names)
-        known = {name: value for name, value in known.items() if value is not None}
-        results.write(job, content | {"measures": known, "undiagnosed": True})
+        so_far = measured(Run(federation.world, result, {}), names)
+        so_far = {name: value for name, value in so_far.items() if value is not None}
+        results.write(job, content | {"measures": so_far, "undiagnosed": True})
     diagnosis = _diagnose(job, dataset, folder, budget, whole, tell)
     measures = measured(Run(federation.world, result, diagnosis), names) | figures.measured(lines, diagnosis)
     content |= {"measures": measures, "after": float(f"{time.monotonic() - ended:.5g}")}
