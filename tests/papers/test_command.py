@@ -95,6 +95,11 @@ def test_a_run_that_needs_data_says_so(tmp_path: Path) -> None:
         (["feduv", "table1", "only=cifar1000"], "no cell of feduv table1 fits cifar1000"),
         (["feduv", "table1", "methods=FedAvg,FedUVV"], "no row of feduv table1 'FedUVV'"),
         (["pages"], "there is no folder"),
+        (["pages", "only=cifar100"], "'paper pages' shows all results, and takes results= and pages= alone"),
+        (
+            ["feduv", "table1", "scale=tinny"],
+            "scale=tinny must be above 0 and at most 1, as in scale=0.3, or be 'tiny'",
+        ),
         (["feduv", "table1", "scale=3"], "scale=3 must be above 0 and at most 1"),
         (["feduv", "table1", "budget=soon"], "budget=soon is no time; write it as 90s, 25m or 1.5h"),
         (["feduv", "table1", "budget=10s"], "budget=10s is too short: 10 s of it are kept to stop in time"),
@@ -132,3 +137,12 @@ def test_seeds_come_one_after_another_over_all_cells() -> None:
 def test_the_module_is_the_command() -> None:
     done = subprocess.run([sys.executable, "-m", "isofed", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("isofed ")
+
+
+def test_pages_are_written_where_they_are_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "r").mkdir()
+    code, out, _ = isofed("pages", f"results={tmp_path}/r", f"pages={tmp_path}/p")
+    assert code == 0 and "index.md" in out and (tmp_path / "p" / "feduv.md").is_file()
+    (tmp_path / "f").write_text("in its place")
+    code, _, err = isofed("pages", f"results={tmp_path}/r", f"pages={tmp_path}/f/p")
+    assert code == 1 and f"{tmp_path}/f/p" in err and "internal" not in err and "Traceback" not in err

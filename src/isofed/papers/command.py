@@ -43,6 +43,7 @@ class Words:
     data_root: str = ""
     runs: str = "runs/papers"
     results: str = "results"
+    pages: str = "docs/results"
     how: tuple[tuple[str, str], ...] = ()
     probe: tuple[tuple[str, str], ...] = ()
 
@@ -109,9 +110,11 @@ def paper(console: Console, words: Sequence[str], shows: bool, quiet: bool) -> N
     names = [word for word in words if not is_setting(word) and not _OPTION.match(word.partition("=")[0])]
     asked = Words.of([word for word in words if word not in names])
     if names == ["pages"]:
+        if replace(asked, results="", pages="", runs="") != Words(results="", pages="", runs=""):
+            raise UserError("'paper pages' shows all results, and takes results= and pages= alone")
         if not Path(asked.results).is_dir():
             raise UserError(f"there is no folder {asked.results} with results; say results=FOLDER")
-        written = pages.write(Path(asked.results), Path("docs/results"))
+        written = pages.write(Path(asked.results), Path(asked.pages))
         console.print(f"written: {', '.join(map(str, written))}", highlight=False, markup=False, soft_wrap=True)
         return
     results = Results(asked.folders[1])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import yaml
 
-from isofed.files import write_atomic
+from isofed.files import write_atomic, write_error
 from isofed.papers import compare, presets, show
 from isofed.papers.compare import Entry
 from isofed.papers.measure import RATIOS
@@ -47,11 +47,12 @@ runs everything. What a run may be told:
 | `seeds=3` | three seeds, from 0 on; `seeds=0,4` means those |
 | `variant=paper` | with something changed on purpose (`default,paper`: both); the page of a paper lists its variants |
 | `scale=0.3` | this part of the rounds, with a schedule of its own; always labelled |
-| `scale=tiny` | two rounds of a thin network on a few pictures, made-up ones where files are missing; kept apart |
+| `scale=tiny` | two rounds of a thin network on a few pictures, made-up ones if need be; kept apart, beside its runs |
 | `budget=25m` | stop cleanly after this time (`90s`, `1.5h`), counted from the start of the command |
 | `whole=true` | run only what can be expected to end within the budget, and put off the rest |
 | `data_root=F` | the folder of the data sets; without it `ISOFED_DATA` |
 | `results=F`, `runs=F` | where results and run folders are; `results/` and `runs/papers/` |
+| `pages=F` | where `isofed paper pages` writes; `docs/results/` |
 | `keep_runs=true` | leave checkpoints and models of finished runs in place |
 | `alone=false` | something else is run on the machine at the same time: accuracies are kept, times are not compared |
 | `device`, `precision`, `executor`, `slots` and the like | how it is computed, recorded with the result |
@@ -69,8 +70,11 @@ such a partner has no time here. All methods of a seed have the same split and t
 
 def write(results: Path, folder: Path) -> list[Path]:
     """Write all pages into a folder."""
-    folder.mkdir(parents=True, exist_ok=True)
     made = build(results)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise write_error(folder, error) from error
     for name, text in made.items():
         write_atomic(folder / name, text.encode())
     return [folder / name for name in made]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -11,7 +12,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from isofed import spec
 from isofed.config import Settings, keep_rule, read_words
 from isofed.config import settings as make_settings
 from isofed.errors import UserError
@@ -37,7 +37,10 @@ class Length:
     def of(cls, text: str) -> Length:
         if text == TINY:
             return cls(None)
-        scale = spec.convert(text, float, "scale")
+        try:
+            scale = float(text)
+        except ValueError:
+            scale = math.nan
         if not 0 < scale <= 1:
             raise UserError(f"scale={text} must be above 0 and at most 1, as in scale=0.3, or be 'tiny'")
         return cls(scale)

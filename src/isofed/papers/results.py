@@ -149,7 +149,10 @@ class Results:
         there = next(folder for folder in (self.folder, *self.folder.absolute().parents) if folder.exists())
         if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
             why = "its folder is not writable" if there.is_dir() else f"{there} is a file"
-            raise UserError(f"results cannot be written to {self.folder}: {why}; give another results=")
+            raise UserError(
+                f"results cannot be written to {self.folder}: {why}; "
+                "give another results=, or with scale=tiny another runs="
+            )
 
     def path(self, job: Job) -> Path:
         """Where the result of a job is written."""
