@@ -6,6 +6,7 @@ import io
 import json
 import math
 import os
+import shutil
 import signal
 import time
 from collections.abc import Mapping
@@ -297,6 +298,21 @@ def test_a_diagnosis_that_is_too_long_for_the_budget_is_given_up(tmp_path: Path,
     assert whole is not None and whole.measures["accuracy"] == known.measures["accuracy"]
     assert whole.measures["H_T"] is not None and whole.content["how"] == known.content["how"]
     assert "resumed" not in whole.content and "undiagnosed" not in whole.content
+
+
+def test_a_diagnosis_without_the_models_that_it_is_of_is_none(tmp_path: Path, short_reserve: None) -> None:
+    todo = jobs(cell(values={"keep_clients": "last"}, diagnose={"only": "curvature", "samples": 20, "probes": 8}))
+    heard, again = Heard(), Heard()
+    run(todo, Results(tmp_path / "r"), tmp_path / "runs", Spent(None, heard, rounds=4), heard)
+    (kept,) = (tmp_path / "runs").rglob("kept")
+    shutil.rmtree(kept)
+    outcome = run(todo, Results(tmp_path / "r"), tmp_path / "runs", FOREVER, again)
+    assert (
+        outcome.finished == 0
+        and outcome.missing == 1
+        and again.failures
+        == [f"the clients' models that are to be measured are gone from {kept.parent}; remove it to train anew"]
+    )
 
 
 def test_how_far_a_measurement_has_come_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -257,6 +257,9 @@ def _diagnose(job: Job, dataset: Dataset, folder: Path, budget: Budget, whole: b
     if set(options.sections) <= set(known):
         return known
 
+    if job.settings.keep_clients != "none" and not any((folder / KEPT).glob("*client*")):
+        raise RunError(f"the clients' models that are to be measured are gone from {folder}; remove it to train anew")
+
     def heard(section: str, done: int, of: int) -> None:
         if budget.left < budgets.RESERVE / 2:
             raise BudgetOver
