@@ -1,4 +1,4 @@
-"""Methods around the passes: which begin with them, what they may add, and what they ask for in vain."""
+"""Methods around the passes: what they add, and what they ask for in vain."""
 
 from __future__ import annotations
 
@@ -17,46 +17,7 @@ from isofed import Federation
 from isofed.errors import BadMethod
 from isofed.methods import Method, Step
 from isofed.methods.base import Draws, Visit
-from isofed.methods.gradaug import GradAug
 from isofed.models.slim import Cut, slim_forward
-from tests.methods.written import same_bytes
-
-
-@dataclass(frozen=True)
-class Centred(Method):
-    """Takes the mean from the gradient, also where no weight is."""
-
-    def around(self, step: Step, inner: Callable[[], None]) -> None:
-        inner()
-        step.grad.sub_(step.grad.mean())
-
-
-@dataclass(frozen=True)
-class Declared(Centred):
-    """The same, and says that it begins with the passes."""
-
-    passes_first: ClassVar[bool] = True
-
-
-@dataclass(frozen=True)
-class Pulled(Method):
-    """Puts a pull there before the passes."""
-
-    def around(self, step: Step, inner: Callable[[], None]) -> None:
-        step.grad.add_(step.weights - step.start, alpha=0.5)
-        inner()
-
-
-@dataclass(frozen=True)
-class PulledToo(GradAug):
-    """The same, written on top of a method that begins with the passes, and here does nothing else."""
-
-    mu: float = 0.0
-    sizes: str = "none"
-
-    def around(self, step: Step, inner: Callable[[], None]) -> None:
-        step.grad.add_(step.weights - step.start, alpha=0.5)
-        super().around(step, inner)
 
 
 def federation(method: Method | list[str | Method]) -> Federation:
@@ -73,11 +34,6 @@ def federation(method: Method | list[str | Method]) -> Federation:
         clip=1.0,
         device="cpu",
     )
-
-
-@pytest.mark.parametrize(("one", "two"), [(Centred(), Declared()), (Pulled(), PulledToo())])
-def test_the_word_changes_no_result(one: Method, two: Method) -> None:
-    assert same_bytes(federation(one), federation(two))
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from isofed.models import create, fused, thin
+from isofed.models import create, fused
 from isofed.models.base import BatchNorm1d, BatchNorm2d
 from isofed.models.convolution import FusedConv2d
 from isofed.models.dropout import Dropout, dropouts, hashed, places
@@ -251,30 +251,6 @@ def test_pictures_are_resized_as_float64_does(channels: int, size: tuple[int, in
     assert found.is_contiguous(memory_format=torch.channels_last)
     # A place is known to some 32 * 6e-8.
     torch.testing.assert_close(found.double(), wanted, rtol=0, atol=5e-6)
-
-
-@pytest.mark.parametrize("width", [0.8, 0.9, 1.0])
-@pytest.mark.parametrize("size", [32, 28])
-def test_a_first_convolution_in_bf16_agrees_with_float64(width: float, size: int) -> None:
-    if not fused.available():
-        pytest.skip("no Triton here")
-    torch.manual_seed(7)
-    outputs = int(64 * width) // 8 * 8
-    x = torch.randn(64, 3, size, size, device="cuda").to(memory_format=torch.channels_last)
-    weight = torch.randn(outputs, 3, 3, 3, device="cuda").bfloat16().to(memory_format=torch.channels_last)
-    weight.requires_grad_()
-    g = torch.randn(64, outputs, size, size, device="cuda").bfloat16().to(memory_format=torch.channels_last)
-    with torch.autocast("cuda", torch.bfloat16):
-        assert thin.applies_slim(x, weight) and not thin.applies(x, weight)
-        y = thin.convolution(x, weight, None, 1, 1)
-    (gradient,) = torch.autograd.grad(y, weight, g)
-    twin = weight.detach().double().requires_grad_()
-    made = nn.functional.conv2d(x.bfloat16().double(), twin, None, 1, 1)
-    (exact,) = torch.autograd.grad(made, twin, g.double())
-    assert y.dtype == gradient.dtype == torch.bfloat16
-    made = made.detach()
-    assert float((y.detach().double() - made).norm()) <= 4e-3 * float(made.norm())
-    assert float((gradient.double() - exact).norm()) <= 4e-3 * float(exact.norm())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

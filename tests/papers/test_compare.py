@@ -194,6 +194,9 @@ def test_what_cannot_be_compared_is_timed_again_with_its_reference(tmp_path: Pat
 @pytest.mark.parametrize(
     "edited",
     [
+        {"probe": "x"},
+        {"length": "scale=.."},
+        {"curve": [1.0]},
         {},
         {"seed": "x"},
         {"rounds": None},

@@ -14,14 +14,13 @@ from isofed import diagnostics
 from isofed.diagnose.material import Material, Model
 from isofed.diagnostics.bought import bought
 from isofed.diagnostics.cost import cost as cost_of
-from isofed.diagnostics.hessian import deflation_products
+from isofed.diagnostics.hessian import DEFLATE, deflation_products
 from isofed.errors import UserError
 from isofed.recorder import evenly, short
 
 Tell = Callable[[int, int], None]  # is told how much of a section is done, and of how much at most
 _LISTED = 300  # clients whose labels are written down
 _DOTS = 1000  # of a t-SNE
-_DEFLATE = 10  # top eigenvectors in which a Hessian is taken as it is, as its functions do by themselves
 _PRODUCT = 4  # passes that a product with the Hessian takes, about
 _SECONDS = {"cost": 2.0, "tsne": 4.0}  # that sections take besides passes, about
 
@@ -39,7 +38,7 @@ class Diagnosis(Material):
         o, local = self.options, len(self._local)
         passes = {
             "spectra": 1 + sum(one.client is None for one in self._kept) + local,
-            "curvature": _PRODUCT * (100 + _products(o.probes) * (1 + (local if local > 1 else 0))),
+            "curvature": _PRODUCT * (100 + _most(o.probes) * (1 + (local if local > 1 else 0))),
             "landscape": _PRODUCT * 100 + o.points**2,
         }
         return _SECONDS.get(section, 0.0) + a_pass * passes.get(section, 1)
@@ -101,11 +100,10 @@ def curvature(run: Material, tell: Tell) -> dict[str, Any]:
     network, data, probes = run.train.network, (run.train.inputs, run.train.labels), run.options.probes
     run.train.bind(run.final.weights)
     several = run.local if len(run.local) > 1 else []
-    products = _Products(tell, 100, *[_products(probes)] * (1 + len(several)))
-    together = _batch(data[0])
-    options: dict[str, Any] = {"probes": probes, "deflate": _DEFLATE, "batch_size": together}
-    top = diagnostics.hessian_top_eigenvalues(network, data, 2, batch_size=together, progress=products.next())
-    trace = diagnostics.hessian_trace(network, data, progress=products.next(), **options)
+    products = _Products(tell, 100, *[_most(probes)] * (1 + len(several)))
+    size = _batch(data[0])
+    top = diagnostics.hessian_top_eigenvalues(network, data, 2, batch_size=size, progress=products.next())
+    trace = diagnostics.hessian_trace(network, data, probes=probes, batch_size=size, progress=products.next())
     found: dict[str, Any] = {
         "round": run.final.round,
         "part": "train",
@@ -119,7 +117,8 @@ def curvature(run: Material, tell: Tell) -> dict[str, Any]:
     diagonals = []
     for model in several:
         run.train.bind(model.weights)
-        diagonals.append(diagnostics.hessian_diagonal(network, data, progress=products.next(), **options))
+        told = products.next()
+        diagonals.append(diagnostics.hessian_diagonal(network, data, probes=probes, batch_size=size, progress=told))
     if diagonals:
         whole = diagnostics.hessian_match([d.values for d in diagonals])
         traces = diagnostics.hessian_match([d.traces for d in diagonals])
@@ -209,9 +208,9 @@ _MEASURES: dict[str, Callable[[Material, Tell], Any]] = {
 }
 
 
-def _products(probes: int) -> int:
+def _most(probes: int) -> int:
     """How many products with the Hessian a trace or a diagonal takes at most."""
-    return probes + deflation_products(_DEFLATE)
+    return probes + deflation_products(DEFLATE)
 
 
 class _Products:

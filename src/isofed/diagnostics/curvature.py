@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from isofed.diagnostics.hessian import Eigenvalues, Hessian, Loss, Progress
+from isofed.diagnostics.hessian import DEFLATE, Eigenvalues, Hessian, Loss, Progress
 from isofed.diagnostics.sampling import Data
 
 
@@ -89,7 +89,7 @@ def hessian_trace(
     *,
     tolerance: float = 0.02,
     probes: int = 200,
-    deflate: int = 10,
+    deflate: int = DEFLATE,
     seed: int = 0,
     loss: Loss = cross_entropy,
     batch_size: int = 256,
@@ -131,7 +131,7 @@ def hessian_diagonal(
     *,
     tolerance: float = 0.1,
     probes: int = 200,
-    deflate: int = 10,
+    deflate: int = DEFLATE,
     seed: int = 0,
     loss: Loss = cross_entropy,
     batch_size: int = 256,

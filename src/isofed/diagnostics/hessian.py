@@ -16,6 +16,7 @@ from isofed.engine.lane import starved
 Loss = Callable[[Tensor, Tensor], Tensor]  # of logits and labels: the mean over samples
 Progress = Callable[[int, int], None]  # is told the products that are done, and how many there can still be with them
 
+DEFLATE = 10  # top eigenvectors in which a Hessian is taken as it is, unless told otherwise
 _TOGETHER = 8  # probes that share a forward pass, and after which it is asked whether they are enough
 
 

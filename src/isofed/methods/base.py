@@ -239,7 +239,6 @@ class Method:
     leaves: ClassVar[dict[str, str]] = {}  # options with which it does not own what it owns by default
     copies: ClassVar[tuple[str, ...]] = ()  # frozen copies of the network that a step reads
     host: ClassVar[tuple[str, ...]] = ()  # draws that decide shapes, read with ``step.known``
-    passes_first: ClassVar[bool] = False  # ``around`` begins with ``inner``, and finds no gradient before it
     pooled: ClassVar[bool] = False  # all data at one client: not federated at all
     raw_answers: ClassVar[bool] = False  # answers are joined, not summed, and tell of single samples: only simulated
     uniform: ClassVar[bool] = False  # every client counts the same, whatever the run's weighting
@@ -322,10 +321,7 @@ class Method:
         return None
 
     def around(self, step: Step, inner: Callable[[], None]) -> None:
-        """Wrap the forward and backward passes. Each call of ``inner`` adds a gradient to ``step.grad``.
-
-        That is zero before, except with ``passes_first``: then it is what the first call finds, whatever was there.
-        """
+        """Wrap the forward and backward passes. Each call of ``inner`` adds a gradient to ``step.grad``."""
         inner()
 
     def gradient(self, step: Step) -> None:

@@ -239,13 +239,13 @@ class Composition:
 
     @property
     def wraps(self) -> bool:
-        """Whether a part does something else before the first passes."""
-        return not all(_passes_first(type(hook.__self__)) for hook in self._around)
+        """Whether a part wraps the passes."""
+        return bool(self._around)
 
     @property
     def corrects(self) -> bool:
-        """Whether a part changes the gradient, after the passes or around them."""
-        return bool(self._gradient or self._around)
+        """Whether a part corrects the gradient."""
+        return bool(self._gradient)
 
     def gradient(self, step: Step) -> None:
         self._act(self._gradient, step, "step.grad")
@@ -335,13 +335,3 @@ def _make(choice: spec.Choice) -> tuple[str, Method]:
     # Messages say a file's method as it was typed, the record as it can be found from anywhere.
     said = choice.name if is_file_reference(choice.name) else name
     return name, spec.make(cls, dataclasses.replace(choice, name=said), "method")
-
-
-def _passes_first(cls: type[Method]) -> bool:
-    """Whether a method's ``around`` begins with the passes: who writes an ``around`` of its own has to say so anew."""
-    for one in cls.__mro__:
-        if "passes_first" in vars(one):
-            return bool(vars(one)["passes_first"])
-        if "around" in vars(one):
-            return False
-    return False

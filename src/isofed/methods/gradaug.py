@@ -41,7 +41,6 @@ class GradAug(Method):
 
     needs: ClassVar[tuple[str, ...]] = ("linear head",)
     host: ClassVar[tuple[str, ...]] = ("gradaug.width", "gradaug.size")
-    passes_first: ClassVar[bool] = True
     paper: ClassVar[str] = "Yang et al. 2020, GradAug: a new regularization method for deep neural networks"
 
     def sides(self, shape: tuple[int, int, int]) -> tuple[tuple[int, int], ...]:

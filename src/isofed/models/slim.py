@@ -146,7 +146,7 @@ class _Slim:
         if layer.padding_mode != "zeros":
             x = F.pad(x, layer._reversed_padding_repeated_twice, mode=layer.padding_mode)
             y = F.conv2d(x, weight, bias, layer.stride, 0, layer.dilation, groups)
-        elif isinstance(layer, FusedConv2d) and layer.thin and thin.applies_slim(x, weight):
+        elif isinstance(layer, FusedConv2d) and layer.thin and thin.applies(x, weight):
             y = thin.convolution(x, weight, bias, layer.stride[0], int(layer.padding[0]))
         else:
             y = F.conv2d(x, weight, bias, layer.stride, layer.padding, layer.dilation, groups)

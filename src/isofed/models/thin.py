@@ -42,16 +42,7 @@ def fits(layer: nn.Conv2d) -> bool:
 def applies(x: Tensor, weight: Tensor) -> bool:
     """Whether this input and these weights ask for a gradient in float32, and of the weights alone."""
     single = x.dtype == weight.dtype == torch.float32 and not torch.is_autocast_enabled("cuda")
-    return single and _of_weights_alone(x, weight)
-
-
-def applies_slim(x: Tensor, weight: Tensor) -> bool:
-    """The same in a sub-network, also in bf16: for some of its widths and sizes cuDNN takes a slow way by float32."""
-    return _of_weights_alone(x, weight) and (applies(x, weight) or weight.dtype == torch.bfloat16)
-
-
-def _of_weights_alone(x: Tensor, weight: Tensor) -> bool:
-    return x.is_cuda and weight.requires_grad and not x.requires_grad and x.numel() > 0
+    return single and x.is_cuda and weight.requires_grad and not x.requires_grad and x.numel() > 0
 
 
 def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int) -> Tensor:
@@ -62,7 +53,7 @@ def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, pad
 class _Convolution(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int) -> Tensor:
-        x = rows_of(x).to(weight.dtype)  # as autocast would
+        x = rows_of(x)
         ctx.save_for_backward(x)
         ctx.taps, ctx.stride, ctx.padding = weight.shape[1:], stride, padding
         return F.conv2d(x, weight, bias, stride, padding)
@@ -78,7 +69,7 @@ class _Convolution(torch.autograd.Function):
         parts = triton.cdiv(pixels, per)
         # A last column for the bias, whose gradient is the plain sum.
         sums = torch.empty((parts, outputs, taps + 1), device=x.device)
-        dweight, dbias = x.new_empty((outputs, tall, wide, channels)), x.new_empty(outputs)
+        dweight, dbias = torch.empty((outputs, tall, wide, channels), device=x.device), sums.new_empty(outputs)
         _part[(parts,)](
             x, g, sums, pixels, per, outputs, taps, *x.shape[2:], *g.shape[2:], channels, wide, ctx.stride, ctx.padding,
             PIXELS, max(16, triton.next_power_of_2(outputs)), max(16, triton.next_power_of_2(taps)),
@@ -114,7 +105,7 @@ if triton is not None:
             here = (o < outputs)[:, None] & (p < pixels)[None, :]
             d = tl.load(g + p[None, :].to(tl.int64) * outputs + o[:, None], here, 0.0)
             total = tl.dot(d, v, total, input_precision=PRECISION)
-            plain += d.to(tl.float32)
+            plain += d
         row_of = sums + (part * outputs + o) * (taps + 1)
         tl.store(row_of[:, None] + t[None, :], total, (o < outputs)[:, None] & (t < taps)[None, :])
         tl.store(row_of + taps, tl.sum(plain, 1), o < outputs)
