@@ -41,6 +41,10 @@ class RunError(IsofedError, RuntimeError):
     """The work started and could not go on; the message says what is kept and how to continue."""
 
 
+class NotFinite(IsofedError, ValueError):
+    """What is to be measured holds a NaN or an infinity, so that there is no number to give."""
+
+
 class BadMethod(RunError):
     """A method's code breaks a rule of the place where it acts: it would do so at every client, so the run ends."""
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from isofed.diagnostics import calibration
+from isofed.errors import NotFinite
 from tests.functional.tools import array
 
 
@@ -62,3 +63,5 @@ def test_what_is_no_probability_is_refused() -> None:
             calibration(wrong, labels[: len(wrong) or 3])
     with pytest.raises(ValueError, match="bin"):
         calibration(torch.full((3, 2), 0.5), labels, bins=0)
+    with pytest.raises(NotFinite, match="finite probabilities"):
+        calibration(torch.full((3, 2), torch.nan), labels)

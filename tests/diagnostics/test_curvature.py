@@ -262,6 +262,13 @@ def test_the_match_on_known_diagonals() -> None:
             hessian_match(wrong)
 
 
+@pytest.mark.parametrize("itself", [True, False])
+@pytest.mark.parametrize("strange", [math.nan, math.inf])
+def test_a_diagonal_that_is_not_finite_matches_nothing(strange: float, itself: bool) -> None:
+    found = hessian_match([torch.ones(2), torch.tensor([1.0, strange]), torch.zeros(2)], itself)
+    assert math.isnan(found.norm) and math.isnan(found.direction)
+
+
 def test_what_cannot_be_computed_is_refused() -> None:
     network, (x, y) = small(), data()
     for count in (0, 28):

@@ -48,6 +48,14 @@ def test_drift_at_its_extremes() -> None:
     assert math.isnan(client_drift([torch.ones(2)]).cosine)
 
 
+@pytest.mark.parametrize("strange", [math.nan, math.inf])
+def test_an_update_that_is_not_finite_gives_no_number_of_what_it_is_part_of(strange: float) -> None:
+    found = client_drift([torch.ones(2), torch.tensor([1.0, strange]), torch.zeros(2)])
+    assert found.norms[0] == pytest.approx(math.sqrt(2)) and found.norms[2] == 0
+    assert not found.norms[1].isfinite() and not found.distances.isfinite().any() and found.angles.isnan().all()
+    assert not math.isfinite(found.mean_norm) and math.isnan(found.cosine) and math.isnan(found.diversity)
+
+
 def test_updates_that_do_not_fit_are_refused() -> None:
     for updates in ([], [torch.ones(2), torch.ones(3)]):
         with pytest.raises(ValueError, match="at least one update"):

@@ -9,7 +9,7 @@ import torch
 import isofed
 from isofed.data import Dataset, Part, load
 from isofed.diagnostics import fixed_sample, observe, tsne
-from isofed.errors import UserError
+from isofed.errors import NotFinite, UserError
 from isofed.models import create
 
 
@@ -24,6 +24,8 @@ def test_groups_that_are_apart_stay_apart() -> None:
     assert tsne(z[:5]).shape == (5, 2)  # fewer samples than the perplexity asks for
     with pytest.raises(ValueError, match="four samples"):
         tsne(z[:3])
+    with pytest.raises(NotFinite, match="a t-SNE needs finite features"):
+        tsne(z * torch.nan)
 
 
 def test_without_scikit_learn_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

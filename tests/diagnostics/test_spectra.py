@@ -17,6 +17,7 @@ from isofed.diagnostics import (
     singular_spread,
     spectrum_gap,
 )
+from isofed.errors import NotFinite
 from isofed.functional import decorrelation
 from tests.functional.tools import SHAPES, array, features
 
@@ -105,3 +106,18 @@ def test_significant_values_are_above_exp_of_the_threshold() -> None:
     assert significant(values) == 2
     assert significant(values, log_tau=1) == 1
     assert significant(values, log_tau=-3) == 3
+
+
+@pytest.mark.parametrize("strange", [math.nan, math.inf])
+def test_what_is_not_finite_has_no_spectrum(strange: float) -> None:
+    z = features(6, 4)
+    z[2, 1] = strange
+    for measure in (classifier_spectrum, representation_spectrum, singular_spread):
+        with pytest.raises(NotFinite, match="all finite numbers, and here some are NaN or infinite"):
+            measure(z)
+
+
+def test_singular_values_that_are_nan_are_not_counted_as_small_ones() -> None:
+    with pytest.raises(NotFinite, match="no count of significant singular values where one of them is NaN"):
+        significant(torch.tensor([1.0, math.nan]))
+    assert significant(torch.tensor([1.0, math.inf])) == 2

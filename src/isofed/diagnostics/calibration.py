@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from isofed.errors import NotFinite
+
 
 class Calibration(NamedTuple):
     """Of predictions, bin by bin of their confidence; float64 on the CPU. Empty bins are NaN."""
@@ -39,6 +41,8 @@ def calibration(probabilities: Tensor, labels: Tensor, bins: int = 15) -> Calibr
         raise ValueError("calibration needs probabilities [samples, classes] and as many labels")
     if bins < 1:
         raise ValueError(f"calibration needs at least one bin, not {bins}")
+    if not bool(p.isfinite().all()):
+        raise NotFinite("calibration needs finite probabilities, and here some are NaN or infinite")
     if float(p.min()) < 0 or not torch.allclose(p.sum(1), p.new_ones(()), atol=1e-2):
         raise ValueError("the probabilities of a sample must not be negative and must sum to 1; take a softmax first")
     confidence, predicted = p.max(1)

@@ -179,7 +179,8 @@ def hessian_match(diagonals: Sequence[Tensor], itself: bool = True) -> Match:
     """H_N and H_D: how much the curvature of clients' models differs in size and in direction (FedAlign, Eq. 3 and 4).
 
     The mean over pairs of clients of the squared difference of the lengths of their diagonals, and of the cosine
-    between them; 0 and 1 where all agree. Noise in estimated diagonals adds to the first and takes from the second.
+    between them; 0 and 1 where all agree. Noise in estimated diagonals adds to the first and takes from the second. A
+    NaN in one of them makes both NaN.
 
     Args:
         diagonals: one of each client: ``hessian_diagonal(...).values``, as the paper defines it, or ``.traces``, the
@@ -194,8 +195,9 @@ def hessian_match(diagonals: Sequence[Tensor], itself: bool = True) -> Match:
     if count < 2 or any(d.dim() != 1 or d.shape != diagonals[0].shape for d in diagonals):
         raise ValueError("a match needs the diagonals of at least two clients, as vectors of one length")
     lengths = torch.stack([d.double().norm() for d in diagonals])
+    # A NaN is not above zero either, and has to be handed on.
     units = [
-        d.double() / n if n > 0 else torch.zeros_like(d, dtype=torch.float64)
+        d.double() / n if n != 0 else torch.zeros_like(d, dtype=torch.float64)
         for d, n in zip(diagonals, lengths, strict=True)
     ]
     own = sum(float(u @ u) for u in units)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class Drift(NamedTuple):
-    """Of the updates of a round, client by client; float64 on the CPU."""
+    """Of the updates of a round, client by client; float64 on the CPU. An update with a NaN makes NaN of the rest."""
 
     norms: Tensor  # [clients], length of each update
     distances: Tensor  # [clients], from each update to the mean
@@ -46,12 +46,13 @@ def client_drift(updates: Sequence[Tensor], weights: Sequence[float] | None = No
     mean = torch.zeros_like(updates[0], dtype=torch.float64).flatten()
     units = torch.zeros_like(mean)
     norms, seen = [], 0
+    # Compared with zero, not by size: a NaN is neither above it nor below, and has to be handed on.
     for update, part in zip(updates, share.tolist(), strict=True):
         u = update.flatten().double()
         norm = float(u.norm())
         norms.append(norm)
         mean += part * u
-        if norm > 0:
+        if norm != 0:
             units += u / norm
             seen += 1
     length = float(mean.norm())
@@ -59,7 +60,7 @@ def client_drift(updates: Sequence[Tensor], weights: Sequence[float] | None = No
     for update, norm in zip(updates, norms, strict=True):
         u = update.flatten().double()
         distances.append(float((u - mean).norm()))
-        cosines.append(float(u @ mean) / (norm * length) if norm * length > 0 else 0.0)
+        cosines.append(float(u @ mean) / (norm * length) if norm * length != 0 else 0.0)
     sizes, pairs = torch.tensor(norms, dtype=torch.float64), len(updates) * (len(updates) - 1)
     squared = float((share * sizes.square()).sum())
     return Drift(
@@ -68,5 +69,5 @@ def client_drift(updates: Sequence[Tensor], weights: Sequence[float] | None = No
         angles=torch.tensor(cosines, dtype=torch.float64).clamp(-1, 1).acos().rad2deg(),
         mean_norm=length,
         cosine=(float(units.square().sum()) - seen) / pairs if pairs else math.nan,
-        diversity=squared / length**2 if length > 0 else math.inf,
+        diversity=squared / length**2 if length != 0 else math.inf,
     )

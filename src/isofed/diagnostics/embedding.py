@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from isofed.errors import UserError
+from isofed.errors import NotFinite, UserError
 
 
 @torch.no_grad()
@@ -30,6 +30,8 @@ def tsne(z: Tensor, perplexity: float = 30.0, seed: int = 0) -> Tensor:
         raise UserError("t-SNE needs scikit-learn: pip install 'isofed[plot]'") from None
     if z.dim() != 2 or len(z) < 4 or z.shape[1] < 2:
         raise ValueError(f"a t-SNE needs features [samples, width] of at least four samples, not {list(z.shape)}")
+    if not bool(z.isfinite().all()):
+        raise NotFinite("a t-SNE needs finite features, and here some are NaN or infinite")
     perplexity = min(perplexity, (len(z) - 1) / 3)
     made = TSNE(n_components=2, perplexity=perplexity, init="pca", random_state=seed)
     return torch.from_numpy(made.fit_transform(z.cpu().double().numpy())).double()

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from isofed.diagnostics.sampling import Data, judging, logits_of, place, trained
 from isofed.draws import generator
 from isofed.engine.lane import starved
+from isofed.errors import NotFinite
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # of logits and labels: the mean over samples
 Progress = Callable[[int, int], None]  # is told the products that are done, and how many there can still be with them
@@ -68,7 +69,7 @@ class Hessian:
                         again = torch.autograd.grad(along, self.parameters, retain_graph=True, materialize_grads=True)
                         row += share * torch.cat([a.flatten() for a in again])
         if not bool(result.isfinite().all()):
-            raise ValueError("the loss of this network has second derivatives that are not finite")
+            raise NotFinite("the loss of this network has second derivatives that are not finite")
         return result
 
     def top(

@@ -9,6 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from isofed.errors import NotFinite
+
 FLOOR = 1e-12  # below this a singular value counts as this when its logarithm is taken
 
 
@@ -104,6 +106,8 @@ def significant(values: Tensor, log_tau: float = -2) -> int:
     >>> significant(torch.tensor([1.0, 0.2, 0.1]))  # exp(-2) is 0.135
     2
     """
+    if bool(values.isnan().any()):
+        raise NotFinite("there is no count of significant singular values where one of them is NaN")
     return int((values > math.exp(log_tau)).sum())
 
 
@@ -123,3 +127,5 @@ def _log(values: Tensor) -> Tensor:
 def _matrix(t: Tensor, what: str) -> None:
     if t.dim() != 2 or not t.numel():
         raise ValueError(f"{what}, not {list(t.shape)}")
+    if not bool(t.isfinite().all()):
+        raise NotFinite(f"{what}, all finite numbers, and here some are NaN or infinite")
