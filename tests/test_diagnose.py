@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import re
 import shutil
 from pathlib import Path
@@ -191,6 +192,30 @@ def test_noise_is_not_printed_as_curvature(
     out = console.export_text()
     row = next(line for line in out.splitlines() if line.startswith("fedavg, seed 0")).split()
     assert row[-2:] == told and ("noise outweighs the estimate" in out) == (told[0] == "-")
+
+
+def test_a_section_that_is_not_finite_is_left_out_and_the_others_are_measured(
+    tmp_path: Path, run: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, console = tmp_path / "copy", Console(width=200, record=True, file=io.StringIO())
+    shutil.copytree(path(run), folder)
+    (folder / "diagnosis.json").unlink(missing_ok=True)
+    words = [str(folder), "samples=20", "probes=8", "only=curvature,calibration"]
+    measure = diagnostics.hessian_top_eigenvalues
+
+    def overflowing(network: Any, data: Any, *given: Any, **more: Any) -> Any:
+        return measure(network, (data[0] * math.inf, data[1]), *given, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(diagnostics, "hessian_top_eigenvalues", overflowing)
+        diagnose(console, words)
+    why = "the loss of this network has second derivatives that are not finite"
+    assert f"note: curvature of {folder} is left out: {why}" in console.export_text()
+    found = json.loads((folder / "diagnosis.json").read_text())
+    assert found["curvature"] is None and found["not_finite"] == {"curvature": why} and found["calibration"]
+    diagnose(console, words)  # what is found the next time counts
+    found = json.loads((folder / "diagnosis.json").read_text())
+    assert found["curvature"] and "not_finite" not in found
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ class RunError(IsofedError, RuntimeError):
     """The work started and could not go on; the message says what is kept and how to continue."""
 
 
-class NotFinite(IsofedError, ValueError):
+class NotFinite(RunError, ValueError):
     """What is to be measured holds a NaN or an infinity, so that there is no number to give."""
 
 

@@ -120,6 +120,16 @@ def test_times_are_relative_to_those_on_the_same_device(tmp_path: Path) -> None:
     assert again.values == (1.5,)  # the second seed's times are of two devices
 
 
+def test_what_is_not_finite_is_shown_as_that(tmp_path: Path) -> None:
+    todo = jobs(cell(measures={"IID": "accuracy", "IID;H_T": "H_T"}, diagnose={"only": "curvature"}), seeds=2)
+    write(tmp_path, todo[0], {"accuracy": 50.0, "H_T": None}, not_finite={"curvature": "it overflows"})
+    accuracy, trace = compare._of(todo[0].cell, Results(tmp_path), Length())
+    assert (show.here(accuracy), show.here(trace)) == ("50.0", "not finite")
+    write(tmp_path, todo[1], {"accuracy": 50.0, "H_T": 3.0})
+    _, trace = compare._of(todo[0].cell, Results(tmp_path), Length())
+    assert show.here(trace) == "1 of 2 not finite"
+
+
 def test_a_printed_divergence_agrees_with_one_here(tmp_path: Path) -> None:
     preset = load("spherefed", "table3")
     (norm,) = [c for c in preset.cells if c.method == "+Norm" and "MSE" in c.setting]

@@ -18,7 +18,7 @@ import torch
 from rich.console import Console
 
 from isofed.diagnose import Diagnosis
-from isofed.errors import UserError
+from isofed.errors import NotFinite, UserError
 from isofed.papers import budget
 from isofed.papers.budget import Budget, Telling
 from isofed.papers.data import Data
@@ -40,6 +40,7 @@ class Heard(Telling):
         self.begun: list[str] = []
         self.left: list[str] = []
         self.failures: list[str] = []
+        self.notes: list[str] = []
         self.later: list[str] = []
         self.measured: list[tuple[str, int, int]] = []
         self.clients = 0
@@ -58,6 +59,9 @@ class Heard(Telling):
 
     def diagnosing(self, section: str, done: int, of: int) -> None:
         self.measured.append((section, done, of))
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
 
     def failed(self, job: Job, why: str) -> None:
         self.failures.append(why)
@@ -197,6 +201,28 @@ def test_a_diagnosis_without_memory_is_named_and_the_others_run(
     assert outcome.finished == 1 and outcome.missing == 1
     (why,) = heard.failures
     assert why.startswith("the run is finished but cannot be diagnosed: the GPU has no memory left") and "\n" not in why
+
+
+def test_a_diagnosis_that_is_not_finite_is_a_result_and_is_not_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries: list[str] = []
+
+    def measure(run: Diagnosis, section: str, *_: Any) -> Any:
+        tries.append(section)
+        raise NotFinite("second derivatives that are not finite")
+
+    monkeypatch.setattr(Diagnosis, "measure", measure)
+    columns = {"IID": "accuracy", "IID;H_T": "H_T"}
+    todo, heard = jobs(cell(measures=columns, diagnose={"only": "curvature"})), Heard()
+    outcome = run(todo, Results(tmp_path / "r"), tmp_path / "runs", FOREVER, heard)
+    assert outcome.finished == 1 and outcome.missing == 0 and heard.failures == []
+    assert heard.notes == [f"curvature of {todo[0]} is left out: second derivatives that are not finite"]
+    found = Results(tmp_path / "r").of(todo[0])
+    assert found is not None and found.measures["accuracy"] is not None and found.measures["H_T"] is None
+    assert found.content["not_finite"] == {"curvature": "second derivatives that are not finite"}
+    again = run(todo, Results(tmp_path / "r"), tmp_path / "runs", FOREVER, Heard())
+    assert again.finished == 0 and again.missing == 0 and tries == ["curvature"]
 
 
 def test_what_cannot_be_diagnosed_is_named_and_the_others_run(tmp_path: Path) -> None:

@@ -16,10 +16,12 @@ from isofed.config import is_setting
 from isofed.diagnose.options import Options
 from isofed.diagnose.sections import Diagnosis, Tell
 from isofed.display import Clock, show_table, simple_table
-from isofed.errors import UserError
+from isofed.errors import NotFinite, UserError
 from isofed.files import plain
 from isofed.report.gather import run_folders
 from isofed.report.measured import between_clients
+
+NOT_FINITE = "not_finite"  # where a diagnosis says why a section of it is empty
 
 
 def diagnose(console: Console, words: Sequence[str]) -> None:
@@ -50,12 +52,22 @@ def _with_models(console: Console, runs: list[Diagnosis]) -> list[Diagnosis]:
 
 
 def diagnosed(run: Diagnosis, section: Callable[[Diagnosis, str], Tell] | None = None) -> dict[str, Any]:
-    """All that was asked for, written into the run folder beside what was found before."""
-    content = {"isofed": __version__, "method": run.settings.method.shown(), "seed": run.settings.seed}
+    """All that was asked for, written into the run folder beside what was found before.
+
+    A section of numbers that are not finite is empty, and ``not_finite`` says why: that is what there is to know about
+    the run, and the next section may still be measured.
+    """
+    content: dict[str, Any] = {"isofed": __version__, "method": run.settings.method.shown(), "seed": run.settings.seed}
     content = run.folder.diagnosis() | content
+    why: dict[str, str] = content.get(NOT_FINITE) or {}
     for name in run.options.sections:
         tell = section(run, name) if section else lambda done, of: None
-        content[name] = plain(run.measure(name, tell))
+        why.pop(name, None)
+        try:
+            content[name] = plain(run.measure(name, tell))
+        except NotFinite as error:
+            content[name], why[name] = None, str(error)
+        content = {k: v for k, v in content.items() if k != NOT_FINITE} | ({NOT_FINITE: why} if why else {})
         run.folder.write_diagnosis(content)  # each time: what is done stays when the next one is stopped
     return content
 
@@ -107,6 +119,10 @@ def _print(console: Console, found: Mapping[str, Mapping[str, Any]]) -> None:
         label = f"{found[path]['method']}, seed {found[path]['seed']}"
         out.add_row(escape(label), *(row[name] or "-" for name in columns))
     show_table(console, out)
+    for path, content in found.items():
+        for section, why in content.get(NOT_FINITE, {}).items():
+            note = f"note: {section} of {path} is left out: {why}"
+            console.print(note, highlight=False, markup=False, soft_wrap=True)
     if any(between_clients(content.get("curvature") or {})["noise"] for content in found.values()):
         console.print(
             "H_N and H_D are left out where noise outweighs the estimate: raise probes, or see H_N_traces and "

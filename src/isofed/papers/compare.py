@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from isofed import spec
+from isofed.diagnose import NOT_FINITE
 from isofed.methods import parse as parse_method
 from isofed.papers.measure import RATIOS, is_percent
 from isofed.papers.plan import RECORD, Job, Length
@@ -33,6 +34,7 @@ class Entry:
     found: tuple[Finished, ...]  # one for each seed
     values: tuple[float, ...]  # measured, likewise
     diverged: int = 0
+    not_finite: int = 0  # of the seeds: those whose run was finished, but what is to be measured of it is no number
 
     @property
     def mean(self) -> float | None:
@@ -120,8 +122,9 @@ def _of(cell: Cell, results: Results, length: Length) -> Iterable[Entry]:
         whole = [(one, one.measures.get(measure)) for one in found.values()]
         values = tuple(value for _, value in whole if value is not None)
         diverged = sum(one.content.get("failure") is not None for one, _ in whole)
+        strange = sum(value is None and bool(one.content.get(NOT_FINITE)) for one, value in whole)
         finished = tuple(one for one, _ in whole)
-        yield Entry(cell, setting, measure, row, row.mean if row else None, finished, values, diverged)
+        yield Entry(cell, setting, measure, row, row.mean if row else None, finished, values, diverged, strange)
 
 
 def _relative(entry: Entry, preset: Preset, variant: str, results: Results, length: Length) -> Entry:

@@ -32,7 +32,8 @@ INSIDE = {
     "how": ("device", "precision"),
     "environment": ("device_name", "data"),
 }
-MAYBE: dict[str, type] = {"probe": dict, "curve": dict, "exchanges": list, "notes": list}  # if it is there at all
+# If it is there at all.
+MAYBE: dict[str, type] = {"probe": dict, "curve": dict, "not_finite": dict, "exchanges": list, "notes": list}
 LENGTH = re.compile(r"|tiny|scale=[0-9]+(\.[0-9]+)?(e-[0-9]+)?")
 ROUNDS = 3  # from which on the median of all but the first is a round's time
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from isofed.data import Dataset
-from isofed.diagnose import Diagnosis, Options, diagnosed
+from isofed.diagnose import NOT_FINITE, Diagnosis, Options, diagnosed
 from isofed.errors import RunError, UserError
 from isofed.federation import Federation
 from isofed.memory import shortage
@@ -166,6 +166,10 @@ def _one(
     diagnosis = _diagnose(job, dataset, folder, budget, whole, tell)
     measures = measured(Run(federation.world, result, diagnosis), names) | figures.measured(lines, diagnosis)
     content |= {"measures": measures, "after": float(f"{time.monotonic() - ended:.5g}")}
+    if strange := diagnosis.get(NOT_FINITE):
+        content[NOT_FINITE] = strange
+        for section, why in strange.items():
+            tell.note(f"{section} of {job} is left out: {why}")
     results.write(job, content | figures.numbers(lines, diagnosis, job.cell.figure.get("diagnosis", [])))
     tell.finished(job, measures)
 
@@ -274,7 +278,7 @@ def _diagnose(job: Job, dataset: Dataset, folder: Path, budget: Budget, whole: b
         if whole:
             budget.check(sum(diagnosis.seconds(name, diagnosis.a_pass) for name in options.sections))
         return diagnosed(diagnosis, begun)
-    except (UserError, ValueError) as error:  # such as a missing package, or a Hessian that is not finite
+    except (UserError, ValueError) as error:  # such as a missing package
         raise RunError(f"the run is finished but cannot be diagnosed: {error}") from error
     except (RuntimeError, MemoryError) as error:
         if (why := shortage(error)) is None:

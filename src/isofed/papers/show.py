@@ -50,6 +50,9 @@ def here(entry: Entry) -> str:
     """What was measured, with the standard deviation where there are several seeds."""
     if entry.diverged:
         return "diverges" if entry.diverged == len(entry.found) else f"{entry.diverged} of {len(entry.found)} diverge"
+    if entry.not_finite:
+        some = "" if entry.not_finite == len(entry.found) else f"{entry.not_finite} of {len(entry.found)} "
+        return f"{some}not finite"
     mean = number(entry.mean, entry.measure)
     if entry.std is None:
         return mean
