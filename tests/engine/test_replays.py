@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,6 +16,8 @@ from isofed.engine.lane import Lane
 from isofed.engine.replica import one_thread
 from isofed.engine.serial import Serial
 from isofed.engine.slots import Slots
+from isofed.methods import Method, Step
+from isofed.methods.base import Draws, Visit
 from tests.engine.replaying import Replaying
 from tests.engine.test_slots import CPU, assert_same, two_rounds, world
 
@@ -48,6 +52,35 @@ def test_replays_give_the_bits_of_what_is_done(
     executor = Slots(of, CPU)
     found = two_rounds(executor, of)
     assert all(slot.graphs is not None and slot.graphs._made for slot in executor.slots)
+    monkeypatch.setattr(module, "Lane", Lane)
+    assert_same(found, two_rounds(Serial(of, CPU), of))
+
+
+@dataclass(frozen=True)
+class Inside(Method):
+    """The passes are a part of a piece, where a replay does not call them."""
+
+    host: ClassVar[tuple[str, ...]] = ("inside.kind",)
+
+    def plan(self, visit: Visit, rng: np.random.Generator) -> Draws:
+        return {"inside.kind": np.arange(visit.steps) % 2}
+
+    def around(self, step: Step, inner: Callable[[], None]) -> None:
+        kind = int(step.known("inside.kind"))
+
+        def work() -> None:
+            inner()
+            step.grad.mul_(1 + kind)
+
+        step.piece(f"inside/{kind}", work)
+
+
+def test_passes_that_are_replayed_as_part_of_a_piece_have_been_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    of = world(1, method=[Inside()], clients=2, data="synthetic:samples=80,test=20,size=4", model="mlp")
+    executor = Slots(of, CPU)
+    found = two_rounds(executor, of)
+    made = [key for slot in executor.slots if slot.graphs is not None for key in slot.graphs._made]
+    assert any("inside/" in str(key) for key in made)
     monkeypatch.setattr(module, "Lane", Lane)
     assert_same(found, two_rounds(Serial(of, CPU), of))
 

@@ -109,3 +109,59 @@ class Asks(Method):
 def test_what_is_not_there_is_told_in_a_sentence(wanted: str, said: str) -> None:
     with pytest.raises(BadMethod, match=re.escape(said)):
         federation(Asks(wanted=wanted)).fit()
+
+
+@dataclass(frozen=True)
+class Forgets(Method):
+    """Does not call what it is given."""
+
+    own: bool = False
+
+    def around(self, step: Step, inner: Callable[[], None]) -> None:
+        if self.own:
+            step.add_gradient(cross_entropy(step.forward(step.inputs).logits, step.targets))
+
+
+@dataclass(frozen=True)
+class Skips(Method):
+    """Makes no pass in some steps."""
+
+    host: ClassVar[tuple[str, ...]] = ("skips.at",)
+
+    def plan(self, visit: Visit, rng: np.random.Generator) -> Draws:
+        return {"skips.at": np.arange(visit.steps) == 1}
+
+    def around(self, step: Step, inner: Callable[[], None]) -> None:
+        if not step.known("skips.at"):
+            inner()
+
+
+@dataclass(frozen=True)
+class Gives(Method):
+    """Returns what it thinks is a loss."""
+
+    def around(self, step: Step, inner: Callable[[], None]) -> Tensor:  # type: ignore[override]
+        inner()
+        return step.base_loss
+
+
+@pytest.mark.parametrize(
+    ("parts", "who"),
+    [
+        ([Forgets()], "'forgets'"),
+        ([Forgets(own=True)], "'forgets'"),
+        ([Skips()], "'skips'"),
+        (["fedsam", Forgets()], "'forgets'"),
+        ([Forgets(), "fedsam"], "'forgets'"),
+        ([Half(), Forgets()], "'half' or 'forgets'"),
+    ],
+)
+def test_a_step_without_a_pass_is_refused(parts: list[str | Method], who: str) -> None:
+    said = f"around() of {who} did not call inner(), so the step trains on no loss: call it once or more"
+    with pytest.raises(BadMethod, match=re.escape(said)):
+        federation(parts).fit()
+
+
+def test_what_around_returns_is_refused() -> None:
+    with pytest.raises(BadMethod, match=re.escape("around() of 'gives' returns a Tensor, which goes nowhere")):
+        federation(Gives()).fit()

@@ -24,6 +24,7 @@ from isofed.errors import BadMethod
 from isofed.functional.shorten import shorten
 from isofed.layout import Entry, Layout, Tensors
 from isofed.methods import Step
+from isofed.methods.given import no_pass
 from isofed.models import Network
 from isofed.models.dropout import dropouts
 from isofed.models.fused import fuse
@@ -123,7 +124,7 @@ class LocalStep:
         if self.method.host:  # parts of this step differ from the next one's: only what is alike can be replayed
             self.do(("load", size), partial(self._load, size))
             self._counted, self._fresh = False, not self.method.wraps  # also where that was replayed
-            self.method.around(step, self.passes)
+            self._around()
             self.do(("update", size), self._update)
         else:
             self.do(("step", size), partial(self._whole, size))
@@ -131,8 +132,14 @@ class LocalStep:
 
     def _whole(self, size: int) -> None:
         self._load(size)
-        self.method.around(self.step, self.passes)
+        self._around()
         self._update()
+
+    def _around(self) -> None:
+        """The passes with what methods do around them."""
+        self.method.around(self.step, self.passes)
+        if not self._counted:  # a replay repeats what was done, so this is asked where a step is done or captured
+            raise no_pass(self.method.wrappers)
 
     def _prepare(self, width: int) -> None:
         """Make the pictures of the next steps ready, ``width`` in each.

@@ -321,7 +321,7 @@ class Method:
         return None
 
     def around(self, step: Step, inner: Callable[[], None]) -> None:
-        """Wrap the forward and backward passes. Each call of ``inner`` adds a gradient to ``step.grad``."""
+        """Wrap the forward and backward passes: call ``inner`` once or more, each adds a gradient to ``step.grad``."""
         inner()
 
     def gradient(self, step: Step) -> None:

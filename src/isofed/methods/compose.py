@@ -229,8 +229,20 @@ class Composition:
     def around(self, step: Step, inner: Callable[[], None]) -> None:
         """Nested wrappers; the rightmost part of a composition is outermost."""
         for hook in self._around:
-            inner = _wrapped(hook, step, inner)
+            inner = self._wrapped(hook, step, inner)
         inner()
+
+    def _wrapped(self, hook: Any, step: Step, inner: Callable[[], None]) -> Callable[[], None]:
+        def wrapped() -> None:
+            if (back := hook(step, inner)) is not None:
+                raise goes_nowhere(f"around() of '{self._name(hook)}'", back, "step.grad")
+
+        return wrapped
+
+    @property
+    def wrappers(self) -> list[str]:
+        """What the parts around the passes are called in a message; ours do call ``inner``."""
+        return [self._name(hook) for hook in self._around if not is_ours(type(hook.__self__))]
 
     @property
     def ours(self) -> bool:
@@ -288,10 +300,6 @@ def _check_places(name: str, method: Method) -> None:
     for hook in ("base", "combine"):
         if getattr(type(method), hook) is not getattr(Method, hook) and hook not in method.owns:
             raise UserError(f"'{name}' writes {hook}() but does not own it; add owns = frozenset({{'{hook}'}})")
-
-
-def _wrapped(hook: Callable[..., None], step: Step, inner: Callable[[], None]) -> Callable[[], None]:
-    return lambda: hook(step, inner)
 
 
 def parse(given: Any) -> Composition:

@@ -40,6 +40,12 @@ def goes_nowhere(what: str, back: Any, changed: str) -> BadMethod:
     return BadMethod(f"{what} returns {_kind(back)}, which goes nowhere: change {changed} instead, and return nothing")
 
 
+def no_pass(wrappers: list[str]) -> BadMethod:
+    """The error for a step in which one of these methods has kept the passes from being made."""
+    who = " or ".join(f"'{name}'" for name in wrappers)
+    return BadMethod(f"around() of {who} did not call inner(), so the step trains on no loss: call it once or more")
+
+
 def check_sent(visit: Visit) -> None:
     """Refuse what is no tensor among what a client sends beside its update."""
     for place, sent in (("mean", visit.mean), ("sum", visit.sum)):
