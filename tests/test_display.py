@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 from rich.console import Console
+from rich.text import Text
 
 from isofed.display import Clock, CompareDisplay, RunDisplay, duration, percent, show_table, simple_table
 from isofed.experiments import plan_comparison
@@ -133,7 +134,7 @@ def test_no_number_of_a_comparison_is_ever_cut(width: int | None, tmp_path: Path
     for row in rows:
         for cell in all_numbers(row):
             assert cell in table, table
-    names = "".join(line.split(" ")[0] for line in table.splitlines())
+    names = "".join(line.strip().split(" ")[0] for line in table.splitlines())  # what goes on stands further right
     assert f"{LONG}1" in names and f"{LONG}2" in names and "…" not in table
 
 
@@ -274,3 +275,30 @@ def test_no_width_cuts_a_number_or_loses_a_name(width: int) -> None:
     for number in ("56.7 ± 16.5", "-148.7 to +105.4", "0.78", "35.0 ± 2.4", "0.99", "accuracy %", "95 % interval"):
         assert number in whole
     assert "fedavg" in whole and "fedprox" in whole
+
+
+LONGER = [
+    "feddyn:alpha=0.1+spherefed:loss=ce",
+    "fedprox+examples/my_method.py:KeepRows:amount=0.5",
+    "[bold]  fedavg[/]",
+]
+
+
+@pytest.mark.parametrize("width", [50, 60, 80, 160])
+def test_a_long_name_goes_on_between_its_words(width: int) -> None:
+    table = simple_table("method", "accuracy %", "differ", "95 % interval", "MB")
+    for name in LONGER:
+        table.add_row(name, "56.7 ± 16.5", "+11.0 *", "+4.2 to +16.9", "0.78")
+    console = Console(width=width, file=io.StringIO(), color_system=None)
+    show_table(console, table)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    for word in re.findall(r"[\w.=]+", " ".join(Text.from_markup(name).plain for name in LONGER)):
+        assert re.search(rf"(?<![\w.=]){re.escape(word)}(?![\w.=])", text), (word, text)
+    begun = [line for line in text.splitlines() if "56.7" in line]
+    assert len(begun) == 3 and max(map(len, text.splitlines())) <= width
+    if width > 50:  # a table, in which what belongs to a name stands further to the right
+        assert [line.startswith(("feddyn", "fedprox", "  fedavg")) for line in begun] == [True] * 3
+        others = text.splitlines()[1:]
+        assert all(line in begun or line.startswith("  ") for line in others)
+    else:
+        assert "feddyn:alpha=0.1+spherefed:loss=ce\n" in text

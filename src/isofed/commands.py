@@ -135,9 +135,8 @@ def compare(console: Console, words: Sequence[str], quiet: bool) -> None:
     for row, by_seed in batch.results.items():
         if any(result.diverged for result in by_seed.values()):
             console.print(f"training of {row} diverges: {IF_DIVERGES}", highlight=False, markup=False)
-    console.print(
-        f"recorded in {root}; this table as {written[0].name} and {written[1].name}", highlight=False, markup=False
-    )
+    said = f"recorded in {root}; this table as {written[0].name} and {written[1].name}"
+    console.print(said, highlight=False, markup=False, soft_wrap=True)
     _report_failures(batch)
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.live import Live
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -19,7 +21,7 @@ from isofed.experiments import BatchWatcher, Plan
 from isofed.federation import Federation
 from isofed.result import Result
 
-NAME = 8  # letters to which a long name in a table may be folded
+_BORDER = re.compile(r"(?<=[\s+:,;/])(?=[^\s+:,;/])")  # where a long name may go on in the next line
 _FEW = 3  # clients with the same trouble up to which each is named
 
 
@@ -56,22 +58,62 @@ def remarks(world: World) -> list[str]:
     return [*world.dataset.notes, *nobody]
 
 
+class Name:
+    """A name in a table, with markup. Where it is too long it goes on in the next line, between two of its words."""
+
+    def __init__(self, markup: str) -> None:
+        self._markup, self._text = markup, Text.from_markup(markup)
+        self._indent = len(self._text.plain) - len(self._text.plain.lstrip())
+
+    def __str__(self) -> str:
+        return self._markup
+
+    def lines(self, width: int) -> list[Text]:
+        """The name in lines of this width; a word that is longer stays whole."""
+        borders = [found.start() for found in _BORDER.finditer(self._text.plain) if found.start() > self._indent]
+        first, *words = self._text.divide(borders)
+        lines = [first]
+        for word in words:
+            longer = lines[-1] + word
+            longer.rstrip()
+            if longer.cell_len <= width:
+                lines[-1] += word
+            else:  # further to the right, so that it is not taken for another name
+                lines.append(Text(" " * (self._indent + 2)) + word)
+        for line in lines:
+            line.rstrip()
+        return lines
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Text("\n").join(self.lines(options.max_width))
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(max(line.cell_len for line in self.lines(0)), self._text.cell_len)
+
+
+class NamedTable(Table):
+    """A table whose first column holds names."""
+
+    def add_row(self, *cells: RenderableType | None, **options: Any) -> None:
+        name, *others = cells
+        super().add_row(Name(str(name)), *others, **options)
+
+
 def simple_table(*columns: str, title: str | None = None) -> Table:
-    """A table with the first column to the left and numbers to the right."""
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    """A table with names to the left and numbers to the right."""
+    table = NamedTable(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for n, column in enumerate(columns):
         # A long name is folded rather than a number cut.
         table.add_column(column, justify="left" if n == 0 else "right", no_wrap=n > 0, overflow="fold")
     return table
 
 
-def fits(console: Console, table: Table, name: int = NAME) -> bool:
-    """Whether there is room for all numbers of a table, with names in the first column folded to so many letters."""
-    widest = [
-        max(Text.from_markup(str(cell)).cell_len for cell in (column.header, *column.cells)) for column in table.columns
-    ]
-    widest[0] = min(widest[0], name)
-    return sum(widest) + 2 * (len(widest) - 1) <= console.width
+def fits(console: Console, table: Table, fold: bool = True) -> bool:
+    """Whether there is room for all numbers of a table, with its names folded between words or as they are."""
+    first, *others = ([str(cell) for cell in (column.header, *column.cells)] for column in table.columns)
+    widest = [max(Text.from_markup(cell).cell_len for cell in cells) for cells in others]
+    names = [line for cell in first for line in (Name(cell).lines(0) if fold else [Text.from_markup(cell)])]
+    return max(line.cell_len for line in names) + sum(widest) + 2 * len(widest) <= console.width
 
 
 def show_table(console: Console, table: Table) -> None:
@@ -240,6 +282,7 @@ class CompareDisplay(Display):
                 f"seed {self._seed}  {outcome}  {left} left",
                 highlight=False,
                 markup=False,
+                soft_wrap=True,  # a name is not broken in the middle
             )
         self._refresh()
 

@@ -115,7 +115,7 @@ def _show_cells(console: Console, shown: Sequence[Entry]) -> None:
             above = e.cell.dataset, e.setting
             narrow.add_row(f"[bold]{escape(' '.join(above))}[/]")
         narrow.add_row(f"  {escape(e.cell.method)}", *cells)
-    show_table(console, whole if fits(console, whole, name=console.width) else narrow)
+    show_table(console, whole if fits(console, whole, fold=False) else narrow)
 
 
 def _show_length(console: Console, made: Sequence[Entry], length: Length, variant: str) -> None:
