@@ -41,6 +41,7 @@ from isofed.display import (
     simple_table,
     text_table,
 )
+from isofed.engine.choose import check_here
 from isofed.engine.world import World
 from isofed.errors import RunError, UserError, unknown
 from isofed.experiments import Batch, Plan, final_plans, plan_comparison, plan_tuning, run_all, seeds_of
@@ -60,6 +61,7 @@ def run(console: Console, words: Sequence[str], resume: str | None, quiet: bool)
     else:
         out = values.pop("out", None)
         checked = make_settings(values)
+        check_here(checked)
         folder = Path(str(out)) if out else _new_folder(checked)
         with display.showing():
             dataset = load(checked.data, checked.root, display.reading)
@@ -126,8 +128,7 @@ def compare(console: Console, words: Sequence[str], quiet: bool) -> None:
     methods = methods or ([given] if isinstance(given, str) else list(given or []))
     seeds = seeds_of(values.pop("seeds", 1), spec.convert(values.pop("seed", 0), int, "seed"))
     plans, root = plan_comparison(methods, seeds, values, out)
-    display = CompareDisplay(console, quiet)
-    batch = _run_all(plans, display)
+    batch = _run_all(plans, CompareDisplay(console, quiet))
     s = plans[0].settings
     rows, written = record_comparison(plans, batch, seeds, root)
     later = [plan.row for plan in plans if plan.settings.method.exchanges]

@@ -19,7 +19,7 @@ from isofed import spec
 from isofed.config import HOW, Settings, show
 from isofed.config import settings as make_settings
 from isofed.data import Dataset, load
-from isofed.engine.choose import available_cores, may_use_workers
+from isofed.engine.choose import available_cores, check_here, may_use_workers
 from isofed.engine.serial import failure
 from isofed.engine.workers import Pool
 from isofed.errors import RunError, UserError, unknown
@@ -28,7 +28,7 @@ from isofed.methods import Composition, Method
 from isofed.methods import parse as parse_method
 from isofed.plugins import is_file_reference
 from isofed.progress import Watcher
-from isofed.records import COMPARISON, CONFIG, TUNING, RunFolder
+from isofed.records import COMPARISON, CONFIG, RESULT, TUNING, RunFolder
 from isofed.result import Result
 from isofed.resuming import check_files
 
@@ -202,6 +202,8 @@ def run_all(plans: Sequence[Plan], watcher: BatchWatcher, dataset: Dataset | Non
     batch = Batch()
     for plan in plans:
         _check_folder(plan)
+    for s in _missing(plans):
+        check_here(s)
     watcher.batch(plans)
     data = _Data(watcher, dataset)
     with _pool(plans) as pool:
@@ -271,10 +273,15 @@ class _Data:
         return self._dataset
 
 
+def _missing(plans: Sequence[Plan]) -> list[Settings]:
+    """Of the runs that are still to be made."""
+    return [p.settings for p in plans if not (p.folder / RESULT).exists()]
+
+
 @contextmanager
 def _pool(plans: Sequence[Plan]) -> Iterator[Pool | Cluster | None]:
     """One set of worker processes or actors for all runs that are still to be made, if any of them may use it."""
-    missing = [p.settings for p in plans if not (p.folder / "result.json").exists()]
+    missing = _missing(plans)
     if any(s.executor == "ray" for s in missing):
         from isofed.engine.ray_actors import Cluster
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 
 from isofed import cli
 from isofed.errors import UserError
+from isofed.papers import command
 from isofed.papers.command import Words, seconds_of
 from isofed.papers.plan import Job, matching
 from isofed.papers.presets import load
@@ -37,6 +39,50 @@ def test_a_table_is_shown(tmp_path: Path) -> None:
     write(tmp_path, Job(cell, 0), {"accuracy": 20.0})
     code, out, _ = isofed("univarfl", "table2", "--show", f"results={tmp_path}")
     assert code == 0 and "UniVarFL table 2" in out and " 20.0 1 " in out and "not run: " in out
+
+
+def said(*words: str) -> str:
+    """What is said of words that are refused."""
+    result = CliRunner().invoke(cli.app, list(words))
+    assert result.exit_code == 2 and not result.stdout, result.stdout
+    return " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["device=tpu"],
+        ["device=meta"],
+        ["device=cuda:99"],
+        ["precision=fp8"],
+        ["precision=tf32"],
+        ["slots=0"],
+        ["slots=2"],
+        ["executor=fast"],
+    ],
+)
+def test_what_this_machine_cannot_do_is_said_before_anything_is_read(wrong: list[str], tmp_path: Path) -> None:
+    # The data are not there, which is what would be said next.
+    data = [f"root={tmp_path}", "data=cifar100", f"out={tmp_path / 'out'}"]
+    found = {
+        said("run", *data, *wrong),
+        said("compare", "fedavg", *data, *wrong),
+        said("tune", "fedavg", "lr=0.1,0.2", *data, *wrong),
+        said("paper", "feduv", "table1", f"data_root={tmp_path}", f"results={tmp_path}", *wrong),
+    }
+    (sentence,) = found
+    assert sentence.startswith("isofed: ") and "data set" not in sentence and not any(tmp_path.iterdir())
+
+
+def test_what_is_wrong_with_a_later_table_is_said_before_the_first_is_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[str] = []
+    good, bad = load("feduv", "table1"), load("feduv", "table2")
+    bad = replace(bad, cells=(replace(bad.cells[0], values={**bad.cells[0].values, "lr": -1}),))
+    monkeypatch.setattr(command, "_chosen", lambda names: [good, bad])
+    monkeypatch.setattr(command, "run", lambda jobs, *_, **__: begun.append(str(jobs[0])))
+    assert "lr=-1 is not possible" in said("paper", "all", f"results={tmp_path}") and begun == []
 
 
 @pytest.mark.parametrize("width", [80, 160])

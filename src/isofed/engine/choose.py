@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from isofed import tracking
 from isofed.config import Settings
 from isofed.engine.plan import steps_of
 from isofed.engine.serial import Executor, Serial
@@ -111,6 +112,12 @@ def device_of(text: str) -> torch.device:
         if (device.index or 0) >= count:
             raise UserError(f"there is no {text}: this machine has {count}, counted from cuda:0")
     return device
+
+
+def check_here(s: Settings) -> None:
+    """Refuse a recorded run that this machine cannot make, before any data are read for it."""
+    device_of(s.device)
+    tracking.check(s.track, recorded=True)
 
 
 @contextmanager

@@ -126,11 +126,16 @@ def paper(console: Console, words: Sequence[str], shows: bool, quiet: bool) -> N
     budget = Budget.of_command(seconds_of(asked.budget) if asked.budget else None)
     failures: dict[str, str] = {}
     data = Data(show.Progress(console, quiet).reading)
-    for preset, one in _parts(_chosen(names), asked):
-        if shows:
+    parts = _parts(_chosen(names), asked)
+    if shows:
+        for preset, one in parts:
             show.show(console, preset, results, one.cells(preset), one.variant, one.tiny)
-        else:
-            failures |= _run(console, preset, one, budget, data, quiet)
+        return
+    todo = [(preset, one, one.jobs(preset)) for preset, one in parts]
+    for job in (job for *_, jobs in todo for job in jobs):
+        _ = job.settings  # whatever is wrong with one is said before any of them starts
+    for preset, one, jobs in todo:
+        failures |= _run(console, preset, one, jobs, budget, data, quiet)
     if failures:
         which, why = next(iter(failures.items()))
         raise RunError(f"{many(len(failures), 'run')} could not be finished; '{which}' stopped because {why}")
@@ -160,12 +165,12 @@ def _parts(chosen: Sequence[Preset], asked: Words) -> list[tuple[Preset, Words]]
     return parts
 
 
-def _run(console: Console, preset: Preset, asked: Words, budget: Budget, data: Data, quiet: bool) -> dict[str, str]:
+def _run(
+    console: Console, preset: Preset, asked: Words, jobs: Sequence[Job], budget: Budget, data: Data, quiet: bool
+) -> dict[str, str]:
     """Run what is missing of a preset and show its table; what failed, with its sentence."""
     runs, folder = asked.folders
-    results, jobs = Results(folder), asked.jobs(preset)
-    for job in jobs:
-        _ = job.settings  # whatever is wrong with one is said before any of them starts
+    results = Results(folder)
     alone = _yes("alone", asked.alone)
     if not alone and all(job.timing for job in jobs):
         raise UserError(

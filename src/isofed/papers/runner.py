@@ -13,6 +13,7 @@ from typing import Any
 
 from isofed.data import Dataset
 from isofed.diagnose import NOT_FINITE, Diagnosis, Options, diagnosed
+from isofed.engine.choose import check_here
 from isofed.errors import RunError, UserError
 from isofed.federation import Federation
 from isofed.memory import shortage
@@ -66,6 +67,8 @@ def run(
     todo = [job for job in jobs if _missing(job, jobs, results) and (alone or not job.timing)]
     if todo:
         results.check()
+    for job in todo:
+        check_here(job.settings)
     absent: dict[str, str] = {}
     with terminated():
         for number, job in enumerate(todo, 1):
