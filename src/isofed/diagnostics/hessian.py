@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from isofed.diagnostics.sampling import Data, judging, logits_of, place, trained
+from isofed.diagnostics.twice import TwiceDifferentiable
 from isofed.draws import generator
 from isofed.engine.lane import starved
 from isofed.errors import NotFinite
@@ -57,7 +58,7 @@ class Hessian:
 
     def _times(self, vectors: Tensor) -> Tensor:
         result = torch.zeros_like(vectors)
-        with judging(self.network), torch.enable_grad(), _full_precision():
+        with judging(self.network), torch.enable_grad(), _full_precision(), TwiceDifferentiable():
             for inputs, labels in zip(*(d.split(self.batch_size) for d in self.data), strict=True):
                 value = self.loss(logits_of(self.network(inputs.to(self.device))), labels.to(self.device))
                 share = len(labels) / len(self.data[1])

@@ -1,0 +1,81 @@
+"""Convolutions with quick second derivatives, against PyTorch's own and against finite differences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd import grad, gradcheck, gradgradcheck
+from torch.nn.functional import conv1d, conv2d, conv3d
+
+from isofed.diagnostics.twice import TwiceDifferentiable
+
+WAYS: list[tuple[Callable[..., Tensor], tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
+    (conv2d, (2, 2, 5, 4), (3, 2, 3, 3), {}),
+    (conv2d, (2, 2, 5, 4), (3, 2, 3, 2), {"padding": (1, 0), "stride": [2, 1]}),
+    (conv2d, (2, 4, 6, 6), (4, 2, 2, 2), {"groups": 2, "dilation": 2, "padding": (1,)}),
+    (conv2d, (2, 3, 4, 4), (3, 1, 3, 3), {"groups": 3, "padding": 1, "stride": 2}),  # of each channel alone
+    (conv1d, (2, 2, 6), (3, 2, 3), {"padding": 1, "stride": 2}),
+    (conv3d, (1, 2, 3, 3, 3), (2, 2, 2, 2, 2), {"padding": 1}),
+]
+
+
+def _drawn(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+
+
+def _quick(convolve: Callable[..., Tensor], **way: Any) -> Callable[..., Tensor]:
+    def computed(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        with TwiceDifferentiable():
+            return convolve(x, weight, bias, **way)
+
+    return computed
+
+
+@pytest.mark.parametrize(("convolve", "pictures", "filters", "way"), WAYS)
+def test_first_and_second_derivatives_are_those_of_finite_differences(
+    convolve: Callable[..., Tensor], pictures: tuple[int, ...], filters: tuple[int, ...], way: dict[str, Any]
+) -> None:
+    torch.manual_seed(0)
+    inputs = (_drawn(*pictures), _drawn(*filters), _drawn(filters[0]))
+    quick = _quick(convolve, **way)
+    torch.testing.assert_close(quick(*inputs), convolve(*inputs, **way))
+    assert "_Convolution" in str(quick(*inputs).grad_fn.next_functions[0][0])  # type: ignore[union-attr]
+    assert gradcheck(quick, inputs, fast_mode=True)
+    assert gradgradcheck(quick, inputs, fast_mode=True)
+
+
+@pytest.mark.parametrize("frozen", ["", "pictures", "weight"])
+def test_products_with_the_hessian_are_pytorchs(frozen: str) -> None:
+    """Through layers that are not linear, where what is not trained has no gradient."""
+    torch.manual_seed(0)
+    first, second = (nn.Conv2d(3, 3, 3, padding=1, dtype=torch.float64) for _ in range(2))
+    x = torch.randn(2, 3, 4, 4, dtype=torch.float64, requires_grad=frozen != "pictures")
+    first.weight.requires_grad_(frozen != "weight")
+    wanted = [p for p in (x, *first.parameters(), *second.parameters()) if p.requires_grad]
+    along = [torch.randn_like(p) for p in wanted]
+
+    def product() -> list[Tensor]:
+        value = second(first(x).tanh()).square().sum()
+        slope = grad(value, wanted, create_graph=True)
+        return list(grad(sum((g * a).sum() for g, a in zip(slope, along, strict=True)), wanted))  # type: ignore[arg-type]
+
+    own = product()
+    with TwiceDifferentiable():
+        quick = product()
+    torch.testing.assert_close(quick, own)
+
+
+def test_what_it_does_not_know_is_left_to_pytorch() -> None:
+    layer, single = nn.Conv2d(2, 2, 3, padding="same"), torch.randn(2, 5, 5)
+    with TwiceDifferentiable():
+        assert torch.equal(layer(single), layer(single[None])[0])
+        assert "_Convolution" not in str(layer(single[None]).grad_fn)
+        # Without a batch.
+        plain = nn.Conv2d(2, 2, 3, bias=False)
+        assert "_Convolution" not in str(plain(single).grad_fn)
+        assert "_Convolution" in str(plain(single[None]).grad_fn)
+    assert "_Convolution" not in str(plain(single[None]).grad_fn)
