@@ -22,6 +22,7 @@ from isofed.functional import (
     transmitting_matrix,
     uniformity,
 )
+from isofed.functional.lipschitz import two_stage_norms
 from tests.functional.tools import Loss, features, value_and_gradient
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")]
@@ -162,6 +163,22 @@ def test_the_norm_of_a_stage_averages_as_float64_does(
         # A number of bf16 has 8 bits.
         limit = 2e-5 if dtype == torch.float32 else 4e-3
         assert float((gradient.cpu().double() - wanted).norm()) <= limit * float(wanted.norm())
+
+
+@pytest.mark.parametrize("after", [(4, 4), (8, 8), (3, 4)])  # the last of which does not divide
+def test_two_norms_are_those_of_each(after: tuple[int, int]) -> None:
+    draws = torch.Generator("cuda").manual_seed(9)
+    a, c = (torch.rand((5, n, 8, 8), device="cuda", generator=draws) for n in (40, 8))
+    b, d = (torch.rand((5, n, *after), device="cuda", generator=draws).requires_grad_(n == 16) for n in (64, 16))
+    teacher, student = two_stage_norms((a, b), (c, d))
+    assert not teacher.requires_grad and torch.equal(teacher, stage_norm(a, b))
+    alone = stage_norm(c, d)
+    assert torch.equal(student, alone)
+    weights = torch.linspace(-1, 2, 5, device="cuda")
+    found, wanted = (torch.autograd.grad((s * weights).sum(), d)[0] for s in (student, alone))
+    assert torch.equal(found, wanted)
+    exact = stage_norm(a.double().cpu(), b.double().cpu())
+    torch.testing.assert_close(teacher.cpu().double(), exact, rtol=1e-5, atol=0)
 
 
 FUSED: dict[str, Loss] = {

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from isofed.functional import spectral_norm, stage_norm, transmitting_matrix
+from isofed.functional.lipschitz import two_stage_norms
 from tests.functional.tools import (
     Array,
     array,
@@ -258,3 +259,14 @@ def test_the_norm_of_a_stage_in_the_hard_cases() -> None:
     assert stage_norm(a, broken).isnan().tolist() == [False, True]
     with pytest.raises(ValueError, match="at least one"):
         stage_norm(a, b, 0)
+
+
+def test_two_norms_are_those_of_each() -> None:
+    a, b, c, d = (torch.rand(3, n, 4, 4, dtype=torch.float64, requires_grad=n > 5) for n in (5, 6, 4, 7))
+    found = two_stage_norms((a, b), (c, d), 7)
+    for norm, pair in zip(found, ((a, b), (c, d)), strict=True):
+        alone = stage_norm(*pair, 7)
+        assert torch.equal(norm, alone)
+        assert torch.equal(*(torch.autograd.grad(n.sum(), pair[1], retain_graph=True)[0] for n in (norm, alone)))
+    with pytest.raises(ValueError, match="at least one iteration"):
+        two_stage_norms((a, b), (c, d), 0)

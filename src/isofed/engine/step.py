@@ -21,7 +21,9 @@ from isofed.engine.sgd import put, update
 from isofed.engine.state import ClientState
 from isofed.engine.world import World
 from isofed.errors import BadMethod
+from isofed.functional.kernels import one
 from isofed.functional.shorten import shorten
+from isofed.functional.sums import add_sum
 from isofed.layout import Entry, Layout, Tensors
 from isofed.methods import Step
 from isofed.methods.given import no_pass
@@ -91,6 +93,7 @@ class LocalStep:
         self.copies = {name: self.flat.clone() for name in method.copies}
         step.copies = {name: _frozen(world.network(), layout, flat) for name, flat in self.copies.items()}
         self.loss = torch.zeros((), device=device)  # summed over the samples of a visit
+        self._one = one(device)  # not while a step is captured, to which it would belong
         named = dict(network.named_parameters())
         trained = [e for e in layout.entries if e.trained]
         self.parameters = [named[e.name] for e in trained]
@@ -174,7 +177,7 @@ class LocalStep:
         if self.method.wraps:  # who wraps the passes may put a gradient there before the first one
             step.grad.zero_()
             self._fresh = False
-        elif self.method.corrects and self._gaps:  # whatever was put there in the last step
+        elif self._gaps and self.method.corrects and not self.method.ours:  # whatever was put there in the last step
             torch._foreach_zero_(self._gaps)
 
     def set_batch(self, inputs: Tensor, labels: Tensor) -> None:
@@ -196,10 +199,10 @@ class LocalStep:
         with self._lowered():
             with self.autocast():
                 step.forward(step.inputs)
-                loss = self.method.objective(step)
+                losses = self.method.losses(step)
             if count_loss:
-                self.loss.add_(loss.detach(), alpha=step.size)
-            self.add_gradient(loss, step.cuts, whole=True)
+                add_sum(self.loss, [loss.detach() for loss in losses], step.size)
+            self._back(losses, step.cuts, whole=True)
         # Nothing may keep this pass's graph alive: it would hold memory, and tie a later capture to another stream.
         step.logits, step.stages, step.base_loss = step.logits.detach(), {}, step.base_loss.detach()
         step.cuts = []
@@ -219,12 +222,17 @@ class LocalStep:
         With ``cuts``, the loss is a function of parts of the weights, and of the weights themselves only if it is said
         to be one of the ``whole``; otherwise the rest of the gradient stays as it is.
         """
+        self._back([loss], cuts, not cuts if whole is None else whole)
+
+    def _back(self, losses: Sequence[Tensor], cuts: Sequence[Cut], whole: bool) -> None:
         first, self._fresh = self._fresh, False
-        whole = not cuts if whole is None else whole
         if first and not whole:
             self.step.grad.zero_()
         wanted = [*(self.parameters if whole else ()), *(cut.part for cut in cuts)]
-        found = [*torch.autograd.grad(loss, wanted, allow_unused=True)]
+        # Those that depend on nothing are left out, except where there is no other and PyTorch says so.
+        losses = [loss for loss in losses if loss.requires_grad] or losses
+        starts = [self._one if (loss.shape, loss.dtype) == ((), self._one.dtype) else None for loss in losses]
+        found = [*torch.autograd.grad(losses, wanted, starts, allow_unused=True)]
         if all(gradient is None for gradient in found):
             raise BadMethod(
                 "a loss depends on no weight that is trained, so it trains nothing; that of a slimmed pass has to come "

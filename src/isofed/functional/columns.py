@@ -62,24 +62,29 @@ class _Unit(torch.autograd.Function):
         return dz, None, None
 
 
-def variance(logits: Tensor, plain: Plain, deviation: bool, target: float, hinge: str, weight: float) -> Tensor:
+def variance(
+    logits: Tensor, onto: Tensor | None, plain: Plain, deviation: bool, target: float, hinge: str, weight: float
+) -> Tensor:
     """How much less the probabilities of each class vary over the batch than they should, times the weight."""
-    return _Variance.apply(logits, plain, deviation, target, hinge, weight)
+    if onto is not None and not (onto.dim() == 0 and onto.dtype == torch.float32 and onto.device == logits.device):
+        return onto + variance(logits, None, plain, deviation, target, hinge, weight)
+    return _Variance.apply(logits, onto, plain, deviation, target, hinge, weight)
 
 
 class _Variance(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, plain: Plain, deviation: bool, target: float, hinge: str, weight: float
-    ) -> Tensor:
+        ctx: Any, logits: Tensor, onto: Tensor | None, plain: Plain, deviation: bool, target: float, hinge: str,
+        weight: float,
+    ) -> Tensor:  # fmt: skip
         count, classes = logits.shape
         loss, gradient = logits.new_empty(()), torch.empty_like(logits, memory_format=torch.contiguous_format)
         sides = triton.next_power_of_2(count), triton.next_power_of_2(classes)
         power = {"none": 0, "linear": 1, "squared": 2}[hinge]
         warps = min(16, max(1, sides[0] * sides[1] // 1024))
         _variance[(1,)](
-            logits.contiguous(), gradient, loss, count, classes, target, deviation, power, weight, *sides,
-            num_warps=warps,
+            logits.contiguous(), gradient, loss, loss if onto is None else onto, onto is not None,
+            count, classes, target, deviation, power, weight, *sides, num_warps=warps,
         )  # fmt: skip
         ctx.save_for_backward(logits, gradient)
         ctx.plain = plain
@@ -87,7 +92,7 @@ class _Variance(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        return found_before(ctx, g), *[None] * 5
+        return found_before(ctx, g), g if ctx.needs_input_grad[1] else None, *[None] * 5
 
 
 def decorrelation(z: Tensor, plain: Plain, paper: bool, weight: float) -> Tensor:
@@ -152,7 +157,7 @@ if triton is not None:
 
     @triton.jit
     def _variance(
-        logits, gradient, loss, count, classes, target, deviation, power, weight,
+        logits, gradient, loss, onto, ONTO: tl.constexpr, count, classes, target, deviation, power, weight,
         COUNT: tl.constexpr, CLASSES: tl.constexpr,
     ):  # fmt: skip
         i, j = tl.arange(0, COUNT), tl.arange(0, CLASSES)
@@ -170,7 +175,10 @@ if triton is not None:
         lacking = tl.where(j < classes, target - spread, 0.0)
         short = (lacking >= 0) | (power == 0)
         lacking = tl.where(short, lacking, 0.0)
-        tl.store(loss, tl.sum(tl.where(power == 2, lacking * lacking, lacking), 0) * (weight / classes))
+        value = tl.sum(tl.where(power == 2, lacking * lacking, lacking), 0) * (weight / classes)
+        if ONTO:
+            value += tl.load(onto)
+        tl.store(loss, value)
         slope *= tl.where(short, -tl.where(power == 2, 2 * lacking, 1.0), 0.0) * (weight / classes)
         d = away * (slope * 2 / (count - 1.0))[None, :]
         tl.store(gradient + here, p * (d - tl.sum(p * d, 1)[:, None]), real)

@@ -18,6 +18,8 @@ else:
     except ImportError:
         triton = tl = None
 
+_IS_ONE = "isofed_one"  # an attribute of a tensor
+
 Plain = Callable[[Tensor], Tensor]  # what a kernel computes, in PyTorch's operations
 
 
@@ -34,7 +36,25 @@ def again(plain: Plain, z: Tensor, g: Tensor) -> Tensor:
 def found_before(ctx: Any, g: Tensor) -> Tensor:
     """The gradient of a loss whose kernel found it along with the value, and saved both what it was of and itself."""
     z, gradient = ctx.saved_tensors
-    return again(ctx.plain, z, g) if torch.is_grad_enabled() else gradient * g
+    if torch.is_grad_enabled():
+        return again(ctx.plain, z, g)
+    return gradient if is_one(g) else gradient * g
 
 
-__all__ = ["Plain", "again", "found_before", "here", "tl", "triton"]
+def one(device: torch.device) -> Tensor:
+    """The number 1 to begin backward passes with, which nobody may change.
+
+    PyTorch would make a new one for each pass; and of this one a loss knows, without looking at the value, that there
+    is nothing to multiply its gradient with.
+    """
+    made = torch.ones((), device=device)
+    setattr(made, _IS_ONE, True)
+    return made
+
+
+def is_one(g: Tensor) -> bool:
+    """Whether this is such a tensor, as it comes through any number of sums."""
+    return getattr(g, _IS_ONE, False)
+
+
+__all__ = ["Plain", "again", "found_before", "here", "is_one", "one", "tl", "triton"]

@@ -98,6 +98,17 @@ def stage_norm(a: Tensor, b: Tensor, iterations: int = 10) -> Tensor:
     return _stage_norm(a, b, iterations)
 
 
+def two_stage_norms(
+    first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor], iterations: int = 10
+) -> tuple[Tensor, Tensor]:
+    """``stage_norm`` of two stages; where the first has no gradient, a GPU finds both at the same time."""
+    _check(iterations)
+    one, two = ((_as_map(a), _as_map(b)) for a, b in (first, second))
+    if powers.two_available(one, two, iterations):
+        return powers.two_norms(one, two, iterations)
+    return stage_norm(*one, iterations), stage_norm(*two, iterations)
+
+
 @full_precision
 def _stage_norm(a: Tensor, b: Tensor, iterations: int) -> Tensor:
     a, b = _no_larger(a, b), _no_larger(b, a)

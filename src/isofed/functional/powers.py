@@ -20,6 +20,8 @@ MOST = 64  # places; more would not fit into a program
 WINDOW = 16  # pixels of a place, at most
 _KINDS = (torch.float32, torch.bfloat16, torch.float16)
 
+Maps = tuple[Tensor, Tensor]  # before a stage and after it, [batch, channels, height, width]
+
 
 def available(a: Tensor, b: Tensor, iterations: int) -> bool:
     """Whether this kernel can be used for these maps, [batch, channels, height, width]."""
@@ -38,6 +40,19 @@ def stage_norm(a: Tensor, b: Tensor, iterations: int) -> Tensor:
     the last two of the steps are written out: the result is the square root of |a B w'| / |a B w|, with w' = W B w.
     """
     return _StageNorm.apply(_by_place(a), _by_place(b), iterations)
+
+
+def two_available(first: Maps, second: Maps, iterations: int) -> bool:
+    """Whether the norms of two stages can be found together: the first has no gradient, and both as many places."""
+    fixed = not any(m.requires_grad for m in first)
+    alike = len(first[0]) == len(second[0]) and _places(*first) == _places(*second)
+    return fixed and alike and available(*first, iterations) and available(*second, iterations)
+
+
+def two_norms(first: Maps, second: Maps, iterations: int) -> tuple[Tensor, Tensor]:
+    """The norms of two stages, in one kernel."""
+    found: tuple[Tensor, Tensor] = _TwoNorms.apply(*(_by_place(m) for m in (*first, *second)), iterations)
+    return found
 
 
 def _places(a: Tensor, b: Tensor) -> tuple[int, int]:
@@ -59,34 +74,57 @@ def _described(m: Tensor, places: tuple[int, int]) -> tuple[int, ...]:
 class _StageNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor, iterations: int) -> Tensor:
-        places, steps, batch = _places(a, b), iterations - 2, len(a)
-        P = max(16, triton.next_power_of_2(places[0] * places[1]))
-        found, grams = a.new_empty(batch, dtype=torch.float32), a.new_empty((2, batch, P, P), dtype=torch.float32)
-        # Each step's w and B w, then the last w, x = B w, w' = W x and x' = B w'; and 1 / the largest of each w.
-        kept, scales = grams.new_empty((batch, 2 * steps + 4, P)), grams.new_empty((batch, steps + 1))
-        together, warps = _shape(P)
-        _forward[(batch,)](
-            a, *_described(a, places), b, *_described(b, places), grams[0], grams[1], found, kept, scales,
-            places[0] * places[1], places[1], steps, P, together, num_warps=warps,
-        )  # fmt: skip
-        ctx.save_for_backward(a, b, grams, found, kept, scales)
-        ctx.places, ctx.steps = places, steps
-        return found
+        return _found(ctx, a, b, iterations)[0]
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        a, b, grams, found, kept, scales = ctx.saved_tensors
-        made = [torch.empty_like(m, memory_format=torch.channels_last) for m in (a, b)]
-        P, places, (with_a, with_b, _) = grams.shape[2], ctx.places, ctx.needs_input_grad
-        arguments = [x for m, dm in zip((a, b), made, strict=True) for x in (m, *_described(m, places), dm)]
-        arguments += [step for dm in made for step in _described(dm, places)[:3]]
-        together, warps = _shape(P)
-        _backward[(len(a),)](
-            *arguments, grams[0], grams[1], found, kept, scales, g.contiguous(), places[0] * places[1], places[1],
-            ctx.steps, P, together, with_a, with_b, num_warps=warps,
-        )  # fmt: skip
-        return made[0] if with_a else None, made[1] if with_b else None, None
+        return *_gradients(ctx, g, *ctx.needs_input_grad[:2]), None
+
+
+class _TwoNorms(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor, c: Tensor, d: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
+        second, first = _found(ctx, c, d, iterations, beside=(a, b))
+        ctx.mark_non_differentiable(first)
+        return first, second
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, _: Tensor, g: Tensor) -> tuple[Tensor | None, ...]:
+        return None, None, *_gradients(ctx, g, *ctx.needs_input_grad[2:4]), None
+
+
+def _found(ctx: Any, a: Tensor, b: Tensor, iterations: int, beside: Maps | None = None) -> tuple[Tensor, Tensor]:
+    """The norm of a stage, of which all is kept that a gradient needs, and that of another one beside it, if any."""
+    places, steps, batch = _places(a, b), iterations - 2, len(a)
+    P = max(16, triton.next_power_of_2(places[0] * places[1]))
+    found, grams = a.new_empty((2, batch), dtype=torch.float32), a.new_empty((2, batch, P, P), dtype=torch.float32)
+    # Each step's w and B w, then the last w, x = B w, w' = W x and x' = B w'; and 1 / the largest of each w.
+    kept, scales = grams.new_empty((batch, 2 * steps + 4, P)), grams.new_empty((batch, steps + 1))
+    together, warps = _shape(P)
+    maps = [x for m in (a, b, *(beside or (a, b))) for x in (m, *_described(m, places))]
+    _forward[(batch, 2 if beside else 1)](
+        *maps, grams[0], grams[1], found[0], found[1], kept, scales, places[0] * places[1], places[1], steps, P,
+        together, num_warps=warps,
+    )  # fmt: skip
+    ctx.save_for_backward(a, b, grams, found, kept, scales)
+    ctx.places, ctx.steps = places, steps
+    return found[0], found[1]
+
+
+def _gradients(ctx: Any, g: Tensor, with_a: bool, with_b: bool) -> tuple[Tensor | None, Tensor | None]:
+    a, b, grams, found, kept, scales = ctx.saved_tensors
+    made = [torch.empty_like(m, memory_format=torch.channels_last) for m in (a, b)]
+    P, places = grams.shape[2], ctx.places
+    arguments = [x for m, dm in zip((a, b), made, strict=True) for x in (m, *_described(m, places), dm)]
+    arguments += [step for dm in made for step in _described(dm, places)[:3]]
+    together, warps = _shape(P)
+    _backward[(len(a),)](
+        *arguments, grams[0], grams[1], found[0], kept, scales, g.contiguous(), places[0] * places[1], places[1],
+        ctx.steps, P, together, with_a, with_b, num_warps=warps,
+    )  # fmt: skip
+    return made[0] if with_a else None, made[1] if with_b else None
 
 
 def _shape(P: int) -> tuple[int, int]:
@@ -171,36 +209,65 @@ if triton is not None:
     def _forward(
         a, a_sample, a_row, a_column, a_channels, a_tall: tl.constexpr, a_wide: tl.constexpr,
         b, b_sample, b_row, b_column, b_channels, b_tall: tl.constexpr, b_wide: tl.constexpr,
-        within, between, found, kept, scales, places, across, steps, P: tl.constexpr, C: tl.constexpr,
+        c, c_sample, c_row, c_column, c_channels, c_tall: tl.constexpr, c_wide: tl.constexpr,
+        d, d_sample, d_row, d_column, d_channels, d_tall: tl.constexpr, d_wide: tl.constexpr,
+        within, between, found, beside, kept, scales, places, across, steps,
+        P: tl.constexpr, C: tl.constexpr,
     ):  # fmt: skip
+        if tl.program_id(1) == 1:
+            _norm(
+                c, c_sample, c_row, c_column, c_channels, c_tall, c_wide,
+                d, d_sample, d_row, d_column, d_channels, d_tall, d_wide,
+                within, between, beside, kept, scales, places, across, steps, P, C, False,
+            )  # fmt: skip
+        else:
+            _norm(
+                a, a_sample, a_row, a_column, a_channels, a_tall, a_wide,
+                b, b_sample, b_row, b_column, b_channels, b_tall, b_wide,
+                within, between, found, kept, scales, places, across, steps, P, C, True,
+            )  # fmt: skip
+
+    @triton.jit
+    def _norm(
+        a, a_sample, a_row, a_column, a_channels, a_tall: tl.constexpr, a_wide: tl.constexpr,
+        b, b_sample, b_row, b_column, b_channels, b_tall: tl.constexpr, b_wide: tl.constexpr,
+        within, between, found, kept, scales, places, across, steps,
+        P: tl.constexpr, C: tl.constexpr, KEEP: tl.constexpr,
+    ):  # fmt: skip
+        """That of one sample; and all that its gradient needs, if it is to be kept."""
         sample, i, j = tl.program_id(0), tl.arange(0, P), tl.arange(0, P)
         W, w = _gram(a, a_sample, a_row, a_column, a_channels, a_tall, a_wide, places, across, P, C)
         B, _ = _gram(b, b_sample, b_row, b_column, b_channels, b_tall, b_wide, places, across, P, C)
         at = sample * P * P + i[:, None] * P + j[None, :]
-        tl.store(within + at, W)
-        tl.store(between + at, B)
+        if KEEP:
+            tl.store(within + at, W)
+            tl.store(between + at, B)
         W, size_W = _of_trace_one(W, P)
         B, size_B = _of_trace_one(B, P)
         row = kept + sample * (2 * steps + 4) * P + i
         scale = _to_one(w)
-        tl.store(scales + sample * (steps + 1), scale)
+        if KEEP:
+            tl.store(scales + sample * (steps + 1), scale)
         w *= scale
         for k in range(steps):
-            tl.store(row, w)
             x = _times(B, w)
-            tl.store(row + P, x)
+            if KEEP:
+                tl.store(row, w)
+                tl.store(row + P, x)
             w = _times(W, x)
             scale = _to_one(w)
-            tl.store(scales + sample * (steps + 1) + k + 1, scale)
+            if KEEP:
+                tl.store(scales + sample * (steps + 1) + k + 1, scale)
             w *= scale
             row += 2 * P
         x = _times(B, w)
         after = _times(W, x)
         y = _times(B, after)
-        tl.store(row, w)
-        tl.store(row + P, x)
-        tl.store(row + 2 * P, after)
-        tl.store(row + 3 * P, y)
+        if KEEP:
+            tl.store(row, w)
+            tl.store(row + P, x)
+            tl.store(row + 2 * P, after)
+            tl.store(row + 3 * P, y)
         first, second = tl.sum(x * after, 0), tl.sum(y * _times(W, y), 0)  # lengths of a x and a y, squared
         nothing = (first <= 0) | (second <= 0)  # which a NaN is not: it is handed on
         ratio = tl.sqrt_rn(tl.where(nothing, 0.0, second)) / tl.sqrt_rn(tl.where(nothing, 1.0, first))

@@ -19,6 +19,7 @@ def classifier_variance(
     target: float | None = None,
     hinge: Literal["linear", "squared", "none"] = "linear",
     weight: float = 1.0,
+    onto: Tensor | None = None,
 ) -> Tensor:
     """L_V: how much the predicted probabilities of each class vary less over a batch than those of IID labels would.
 
@@ -33,6 +34,7 @@ def classifier_variance(
         target: another c.
         hinge: ``linear`` as above; ``squared`` squares it; ``none`` has no maximum: c - s_j.
         weight: the value and its gradient times this; on a GPU without a kernel of its own.
+        onto: another loss, to which this one is added, likewise.
 
     >>> round(float(classifier_variance(torch.zeros(8, 4))), 6)  # no spread at all: c itself
     0.5
@@ -41,14 +43,14 @@ def classifier_variance(
     one_of("hinge", hinge, "linear", "squared", "none")
     rows("logits", logits, "[batch, classes]")
     if len(logits) < 2:
-        return nothing(logits)
+        return nothing(logits) if onto is None else onto + nothing(logits)
     classes = logits.shape[1]
     if target is None:
         target = classes**-0.5 if statistic == "std" else 1 / classes
     plain = partial(_lacking, statistic=statistic, target=target, hinge=hinge, weight=weight)
     if columns.available(logits) and classes <= columns.MOST:
-        return columns.variance(logits, plain, statistic == "std", target, hinge, weight)
-    return plain(logits)
+        return columns.variance(logits, onto, plain, statistic == "std", target, hinge, weight)
+    return plain(logits) if onto is None else onto + plain(logits)
 
 
 def _lacking(logits: Tensor, statistic: str, target: float, hinge: str, weight: float) -> Tensor:

@@ -205,20 +205,20 @@ class Composition:
     def batch(self, step: Step) -> None:
         self._act(self._batch, step, "step.inputs")
 
-    def objective(self, step: Step) -> Tensor:
-        """The base loss plus every added term."""
+    def losses(self, step: Step) -> list[Tensor]:
+        """The base loss and every added term; their sum is what is made smaller."""
         if self._base:
-            total = self._base(step)
-            self._check_term(self._base, "base loss", total, step)
+            step.base_loss = self._base(step)
+            self._check_term(self._base, "base loss", step.base_loss, step)
         else:
-            total = cross_entropy(step.logits, step.targets)
-        step.base_loss = total
+            step.base_loss = cross_entropy(step.logits, step.targets)
+        found = [step.base_loss]
         for hook in self._loss:
             term = hook(step)
             if term is not None:
                 self._check_term(hook, "loss", term, step)
-                total = total + term
-        return total
+                found.append(term)
+        return found
 
     def _check_term(self, hook: Any, what: str, term: Tensor, step: Step) -> None:
         check_term(f"the {what} of '{self._name(hook)}'", term)

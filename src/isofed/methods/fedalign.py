@@ -11,7 +11,7 @@ from torch.nn.functional import mse_loss
 
 from isofed.errors import UserError
 from isofed.functional.distance import distance_like
-from isofed.functional.lipschitz import stage_norm
+from isofed.functional.lipschitz import two_stage_norms
 from isofed.functional.shorten import shorten
 from isofed.methods.base import Method, Step
 from isofed.models.base import Network
@@ -56,8 +56,7 @@ class FedAlign(Method):
         stage = step.network.stages[last]
         with slimmed(stage, self.width, cuts=step.cuts):
             slim = stage(cut)
-        teacher = stage_norm(inside, outside, self.iterations)
-        student = stage_norm(cut, slim, self.iterations)
+        teacher, student = two_stage_norms((inside, outside), (cut, slim), self.iterations)
         if self.rescale:
             return distance_like(student, teacher, step.base_loss, self.mu)
         return self.mu * mse_loss(student, teacher)

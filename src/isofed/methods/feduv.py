@@ -41,9 +41,5 @@ class FedUV(Method):
 
     def loss(self, step: Step) -> Tensor | None:
         lam = step.run.classes / 4 if self.lam is None else self.lam
-        terms = []
-        if self.mu:
-            terms.append(uniformity(step.features, self.form, self.detach, weight=self.mu))
-        if lam:
-            terms.append(classifier_variance(step.logits, "std", self.c, self.hinge, weight=lam))
-        return sum(terms[1:], terms[0]) if terms else None
+        total = uniformity(step.features, self.form, self.detach, weight=self.mu) if self.mu else None
+        return classifier_variance(step.logits, "std", self.c, self.hinge, weight=lam, onto=total) if lam else total

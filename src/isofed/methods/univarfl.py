@@ -40,9 +40,5 @@ class UniVarFL(Method):
 
     def loss(self, step: Step) -> Tensor | None:
         lam = step.run.classes / 4 if self.lam is None else self.lam
-        terms = []
-        if self.mu:
-            terms.append(hyperspherical_energy(step.features, self.eps, self.diagonal, weight=self.mu))
-        if lam:
-            terms.append(classifier_variance(step.logits, "var", hinge=self.hinge, weight=lam))
-        return sum(terms[1:], terms[0]) if terms else None
+        total = hyperspherical_energy(step.features, self.eps, self.diagonal, weight=self.mu) if self.mu else None
+        return classifier_variance(step.logits, "var", hinge=self.hinge, weight=lam, onto=total) if lam else total
