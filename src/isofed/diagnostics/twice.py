@@ -59,6 +59,11 @@ def _way(space: int, stride: Any, padding: Any, dilation: Any, groups: int) -> _
     return one, two, three, groups
 
 
+def _laid(x: Tensor) -> Tensor:
+    """Without TF32, cuDNN's quick kernels are those for pictures that lie channel after channel."""
+    return x.contiguous() if x.is_cuda else x
+
+
 def _convolved(x: Tensor, weight: Tensor, way: _Way) -> Tensor:
     stride, padding, dilation, groups = way
     return torch.convolution(x, weight, None, stride, padding, dilation, False, [0] * len(stride), groups)
@@ -85,6 +90,7 @@ def _back(grad: Tensor, x: Tensor, weight: Tensor, way: _Way, to_x: bool, to_wei
 class _Convolution(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, way: _Way) -> Tensor:
+        x, weight = _laid(x), _laid(weight)
         ctx.save_for_backward(x, weight)
         ctx.way = way
         return _convolved(x, weight, way)
