@@ -36,6 +36,8 @@ SMALL: dict[str, Any] = {
     "rounds": 50,
     "augment": "crop:1+flip",
 }
+# Whole batches and rests of several sizes, each more than once, as above: for methods with slow steps.
+FEW: dict[str, Any] = {"data": "synthetic:samples=150,test=60,size=8", "local_epochs": 2}
 
 
 @pytest.fixture(autouse=True)
@@ -85,7 +87,7 @@ def assert_same(a: dict[tuple[int, int], Outcome], b: dict[tuple[int, int], Outc
 )
 @pytest.mark.parametrize("slots", [1, 4])
 def test_side_by_side_is_the_same_as_one_after_another(method: str, slots: int) -> None:
-    of = world(slots, method=method)
+    of = world(slots, method=method, **FEW)
     executor = Slots(of, CPU)
     assert_same(two_rounds(executor, of), two_rounds(Serial(of, CPU), of))
     assert len(executor.slots) == slots
@@ -93,7 +95,7 @@ def test_side_by_side_is_the_same_as_one_after_another(method: str, slots: int) 
 
 
 def test_gates_and_planned_dropout_survive_replays() -> None:
-    of = world(2, method="stochdepth+gradaug:sizes=none", model="resnet8")
+    of = world(2, method="stochdepth+gradaug:sizes=none", model="resnet8", **FEW)
     assert_same(two_rounds(Slots(of, CPU), of), two_rounds(Serial(of, CPU), of))
 
 
