@@ -24,7 +24,7 @@ from isofed.models import Network
 from tests.engine.plain import small
 
 CPU = torch.device("cpu")
-OWN_MODEL = {"stochdepth": "resnet20"}  # methods that ask for more than every network has
+OWN_MODEL = {"stochdepth": "resnet8"}  # methods that ask for more than every network has
 NO_STATISTICS = ("clip_update", "gaussian")  # refuse batch norm; they do nothing in a step
 EVERY = [n for n in names() if n not in ("scaffold", "gradaug", *OWN_MODEL, *NO_STATISTICS)]
 METHODS = [
@@ -87,7 +87,7 @@ def test_every_method_keeps_the_rules(method: str, model: str) -> None:
     "method", ["stochdepth", "stochdepth+mixup+fedsam", "gradaug:n=3", "gradaug+stochdepth+fedalign"]
 )
 def test_methods_for_larger_networks_keep_the_rules(method: str) -> None:
-    local = take_fake_steps(small(method=method, model="resnet20" if "stoch" in method else "cnn").world)
+    local = take_fake_steps(small(method=method, model="resnet8" if "stoch" in method else "cnn").world)
     assert local.step.size == 5
 
 

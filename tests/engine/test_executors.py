@@ -44,7 +44,7 @@ def test_every_method_gives_the_same_bytes(method: str, one_worker: Pool, two_wo
     run = same_everywhere(
         *(one_worker, two_workers),
         method=method,
-        model="resnet20" if method == "stochdepth" else "cnn",
+        model="resnet8" if method == "stochdepth" else "cnn",
         norm="group:2" if "statistics" in parse(method).guards else None,
         participation=0.75,
         rounds=2,

@@ -48,7 +48,8 @@ def test_replays_give_the_bits_of_what_is_done(
     method: str, more: dict[str, Any], ahead: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(steps, "steps_ahead", lambda batch, images: ahead)  # pictures that are made ready together
-    of = world(2, method=method, clients=4, data="synthetic:samples=160,test=60,size=8", **more)
+    few: dict[str, Any] = {"clients": 4, "data": "synthetic:samples=160,test=60,size=8", "local_epochs": 2}
+    of = world(2, method=method, **few, **more)
     executor = Slots(of, CPU)
     found = two_rounds(executor, of)
     assert all(slot.graphs is not None and slot.graphs._made for slot in executor.slots)
