@@ -83,7 +83,7 @@ def test_ten_rounds_and_two_on_both_executors(method: str, two_workers: Pool) ->
     assert ten.rounds == 10
     assert all(math.isfinite(line["local_loss"]) and not line["events"] for line in ten.history)
     # The first rounds do all that there is to do, states and last questions among it.
-    short = settings | {"rounds": 2}
+    short = settings | {"rounds": 2, "local_epochs": 1}
     serial = Federation(**short, executor="serial").fit()
     workers = Federation(**short, executor="workers", pool=two_workers).fit()
     assert all(torch.equal(serial.weights[k], workers.weights[k]) for k in serial.weights)
