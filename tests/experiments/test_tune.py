@@ -84,7 +84,7 @@ def test_the_choice_does_not_see_the_test_part(tmp_path: Path) -> None:
     }
     np.savez(tmp_path / "right.npz", **parts)
     np.savez(tmp_path / "wrong.npz", **parts | {"y_test": (labels[110:] + 1) % 3, "x_test": 255 - images[110:]})
-    words = ("model=mlp", "partition=iid", "clients=2", "rounds=3", "executor=serial")
+    words = ("model=mlp", "partition=iid", "clients=2", "rounds=3", "executor=serial", "seeds=2")
     made = [
         tuned(tmp_path / name, "fedavg", "lr=0.0001,0.03,0.3", f"data={tmp_path / name}.npz", *words)[0]
         for name in ("right", "wrong")
