@@ -12,6 +12,7 @@ from torch.autograd import grad, gradcheck, gradgradcheck
 from torch.nn.functional import conv1d, conv2d, conv3d
 
 from isofed.diagnostics.twice import TwiceDifferentiable
+from tests.functional.test_distance import DEVICES
 
 WAYS: list[tuple[Callable[..., Tensor], tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
     (conv2d, (2, 2, 5, 4), (3, 2, 3, 3), {}),
@@ -48,12 +49,17 @@ def test_first_and_second_derivatives_are_those_of_finite_differences(
     assert gradgradcheck(quick, inputs, fast_mode=True)
 
 
+@pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("frozen", ["", "pictures", "weight"])
-def test_products_with_the_hessian_are_pytorchs(frozen: str) -> None:
-    """Through layers that are not linear, where what is not trained has no gradient."""
+@pytest.mark.parametrize("device", DEVICES)
+def test_products_with_the_hessian_are_pytorchs(device: str, frozen: str, order: torch.memory_format) -> None:
+    """Through layers that are not linear, where what is not trained has no gradient, however numbers lie in memory."""
     torch.manual_seed(0)
-    first, second = (nn.Conv2d(3, 3, 3, padding=1, dtype=torch.float64) for _ in range(2))
-    x = torch.randn(2, 3, 4, 4, dtype=torch.float64, requires_grad=frozen != "pictures")
+    kind: dict[str, Any] = {"dtype": torch.float64, "device": device}
+    first, second = layers = [nn.Conv2d(3, 3, 3, padding=1, **kind) for _ in range(2)]
+    for layer in layers:
+        layer.weight.data = layer.weight.data.contiguous(memory_format=order)
+    x = torch.randn(2, 3, 4, 4, **kind).to(memory_format=order).requires_grad_(frozen != "pictures")
     first.weight.requires_grad_(frozen != "weight")
     wanted = [p for p in (x, *first.parameters(), *second.parameters()) if p.requires_grad]
     along = [torch.randn_like(p) for p in wanted]

