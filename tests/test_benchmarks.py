@@ -40,14 +40,14 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 
 @no_gpu_here
-@pytest.mark.parametrize("script", ["augment.py", "clients.py", "diagnostics.py", "refit.py"])
+@pytest.mark.parametrize("script", ["augment.py", "clients.py", "diagnostics.py", "hessian.py", "refit.py"])
 def test_a_gpu_that_is_not_there_is_said_in_one_sentence(script: str, run: Main) -> None:
     assert "needs a GPU that PyTorch can use, and there is none here" in run(script, "--device", "cuda")
 
 
 @pytest.mark.parametrize(
-    "script", ["augment", "clients", "data", "diagnostics", "kernels", "limits", "methods", "operations", "overhead",
-               "precision", "refit", "robust", "steps"]
+    "script", ["augment", "clients", "data", "diagnostics", "hessian", "kernels", "limits", "methods", "operations",
+               "overhead", "precision", "refit", "robust", "steps"]
 )  # fmt: skip
 def test_a_file_that_cannot_be_written_is_found_before_the_work(script: str, run: Main, tmp_path: Path) -> None:
     said = run(f"{script}.py", "--json", str(tmp_path / "nowhere" / "found.json"))
@@ -128,3 +128,11 @@ def test_a_campaign_of_faults_empties_no_other_folder(run: Main, tmp_path: Path)
     assert "is not a campaign's folder" in run("faults.py", f"out={tmp_path}")
     assert "python benchmarks/faults.py" in run("faults.py", "--help", f"out={tmp_path}")
     assert kept.read_text() == "years of work"
+
+
+def test_both_ways_to_a_hessian_give_the_same_products(run: Main, tmp_path: Path) -> None:
+    file = tmp_path / "found.json"
+    words = ["--networks", "resnet8", "--samples", "4", "--repeats", "1", "--json", str(file)]
+    assert "1 repeats in turns; 4 pictures" in run("hessian.py", *words)
+    made = json.loads(file.read_text())["found"]["resnet8"]
+    assert made["apart"] < 1e-5 and all(len(times) == 1 for times in made["milliseconds"].values())
