@@ -75,6 +75,62 @@ def test_products_with_the_hessian_are_pytorchs(device: str, frozen: str, order:
     torch.testing.assert_close(quick, own)
 
 
+class _Shared(nn.Module):
+    """A feature map that is used twice, once behind a batch norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.conv(x)
+        return made.tanh() + self.norm(made).tanh()
+
+
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    "behind a convolution": lambda: nn.Sequential(nn.Conv2d(2, 3, 3, stride=2), nn.BatchNorm2d(3), nn.Tanh()),
+    "without a bias": lambda: nn.Sequential(nn.Conv2d(2, 4, 3, bias=False, groups=2), nn.BatchNorm2d(4), nn.Tanh()),
+    "without weights": lambda: nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3, affine=False), nn.Tanh()),
+    "before a convolution": lambda: nn.Sequential(nn.BatchNorm2d(2), nn.Tanh(), nn.Conv2d(2, 3, 3), nn.Tanh()),
+    "changed in between": lambda: nn.Sequential(
+        nn.Conv2d(2, 3, 3), nn.ReLU(inplace=True), nn.BatchNorm2d(3), nn.Tanh()
+    ),
+    "its own statistics": lambda: nn.Sequential(
+        nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3, track_running_stats=False), nn.Tanh()
+    ),
+    "of single numbers": lambda: nn.Sequential(nn.Flatten(), nn.Linear(50, 3), nn.BatchNorm1d(3), nn.Tanh()),
+    "used twice": _Shared,
+}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_batch_norm_in_all_places_gives_pytorchs_products(name: str, device: str) -> None:
+    torch.manual_seed(1)
+    network = NETWORKS[name]().double().to(device).eval()
+    for layer in network.modules():
+        if isinstance(layer, (nn.BatchNorm1d, nn.BatchNorm2d)) and layer.running_var is not None:
+            assert layer.running_mean is not None
+            layer.running_mean.normal_()
+            layer.running_var.uniform_(0.5, 2)
+            if layer.affine:
+                nn.init.normal_(layer.weight)
+                nn.init.normal_(layer.bias)
+    x, wanted = torch.randn(4, 2, 5, 5, dtype=torch.float64, device=device), list(network.parameters())
+    along = [torch.randn_like(p) for p in wanted]
+
+    def found() -> list[Tensor]:
+        output = network(x)
+        slope = grad(output.square().mean(), wanted, create_graph=True)
+        turned = sum(((g * a).sum() for g, a in zip(slope, along, strict=True)), torch.zeros((), device=device))
+        return [output, *slope, *grad(turned, wanted)]
+
+    own = found()
+    with TwiceDifferentiable():
+        quick = found()
+    torch.testing.assert_close(quick, own)
+
+
 def test_what_it_does_not_know_is_left_to_pytorch() -> None:
     layer, single = nn.Conv2d(2, 2, 3, padding="same"), torch.randn(2, 5, 5)
     with TwiceDifferentiable():

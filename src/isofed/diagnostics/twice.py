@@ -1,27 +1,42 @@
-"""Convolutions whose second derivatives are convolutions of the usual kinds, as a GPU has quick kernels for.
+"""Convolutions and stored batch norm whose second derivatives are quick.
 
 PyTorch differentiates the gradient of a convolution's weight as one more convolution, whose filter is as large as the
 whole picture. These are the same numbers as the gradient of a weight: of ResNet-56 on 640 pictures, a product with the
 Hessian takes an H200 0.31 s this way and 1.50 s that way.
+
+Batch norm by stored statistics multiplies each channel with a number and adds another. Behind a convolution that is a
+convolution with other weights: what was some twenty operations on whole feature maps, for second derivatives, becomes a
+few on the weights. (Forward, the rounding is another one: in float32 a ReLU at its kink may fall to the other side.)
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn.functional import conv1d, conv2d, conv3d
+from torch.nn.functional import batch_norm, conv1d, conv2d, conv3d
 from torch.overrides import TorchFunctionMode
 
 _Way = tuple[list[int], list[int], list[int], int]  # stride, padding, dilation and groups
 _SPACE = {conv1d: 1, conv2d: 2, conv3d: 3}  # dimensions
+_MADE_BY = "isofed_made_by"  # an attribute of what a convolution gives
+
+
+class _Made(NamedTuple):
+    """How a feature map was made, and its version then: whoever changes it in place makes another one."""
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    way: _Way
+    version: int
 
 
 class TwiceDifferentiable(TorchFunctionMode):
-    """In this block, convolutions of any network are computed as ever, and their second derivatives quickly."""
+    """In this block, such layers of any network give what they always do, to rounding, and second derivatives soon."""
 
     def __torch_function__(
         self,
@@ -30,17 +45,16 @@ class TwiceDifferentiable(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        kwargs = kwargs or {}
+        kwargs, made = kwargs or {}, None
         if func in _SPACE:
-            call = _arguments(*args, **kwargs)
-            if call and call[0].dim() == _SPACE[func] + 2:  # a single picture is left to PyTorch
-                x, weight, bias, *way = call
-                made: Tensor = _Convolution.apply(x, weight, _way(_SPACE[func], *way))
-                return made if bias is None else made + bias.view(-1, *[1] * _SPACE[func])
-        return func(*args, **kwargs)
+            made = _convolution(_SPACE[func], *args, **kwargs)
+        elif func is batch_norm:
+            made = _norm(*args, **kwargs)
+        return func(*args, **kwargs) if made is None else made
 
 
-def _arguments(
+def _convolution(
+    space: int,
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -48,16 +62,47 @@ def _arguments(
     padding: Any = 0,
     dilation: Any = 1,
     groups: int = 1,
-) -> tuple[Any, ...] | None:
-    """In their order; None for a padding that is a word."""
-    return None if isinstance(padding, str) else (input, weight, bias, stride, padding, dilation, groups)
-
-
-def _way(space: int, stride: Any, padding: Any, dilation: Any, groups: int) -> _Way:
+) -> Tensor | None:
+    """None, for PyTorch to do it, where there is no batch or the padding is a word."""
+    if isinstance(padding, str) or input.dim() != space + 2:
+        return None
     each = [[n] * space if isinstance(n, int) else [int(m) for m in n] for n in (stride, padding, dilation)]
     # PyTorch takes one number in brackets for all dimensions, too.
     one, two, three = (n * space if len(n) == 1 else n for n in each)
-    return one, two, three, groups
+    way = (one, two, three, groups)
+    made: Tensor = _Convolution.apply(input, weight, way)
+    made = made if bias is None else made + _each_channel(bias, made)
+    setattr(made, _MADE_BY, _Made(input, weight, bias, way, made._version))
+    return made
+
+
+def _norm(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor | None:
+    """None where the batch's own statistics are wanted, or another precision."""
+    if training or running_mean is None or running_var is None or input.dtype != running_var.dtype:
+        return None
+    scale = (running_var + eps).rsqrt()
+    scale = scale if weight is None else scale * weight
+    shift = -running_mean * scale if bias is None else bias - running_mean * scale
+    made: _Made | None = getattr(input, _MADE_BY, None)
+    if made is None or made.version != input._version:
+        return input * _each_channel(scale, input) + _each_channel(shift, input)
+    shift = shift if made.bias is None else shift + made.bias * scale
+    folded: Tensor = _Convolution.apply(made.x, made.weight * scale.view(-1, *[1] * (made.weight.dim() - 1)), made.way)
+    return folded + _each_channel(shift, folded)
+
+
+def _each_channel(values: Tensor, x: Tensor) -> Tensor:
+    """One number for each channel, to be joined with a batch."""
+    return values.view(-1, *[1] * (x.dim() - 2))
 
 
 def _convolved(x: Tensor, weight: Tensor, way: _Way) -> Tensor:
