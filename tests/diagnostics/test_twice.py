@@ -131,6 +131,22 @@ def test_batch_norm_in_all_places_gives_pytorchs_products(name: str, device: str
     torch.testing.assert_close(quick, own)
 
 
+def test_nothing_is_lost_where_a_network_has_a_gradient_in_it() -> None:
+    """That is one derivative more, of which PyTorch would leave out what it cannot find."""
+    torch.manual_seed(0)
+    x, weight = _drawn(2, 2, 5, 5), _drawn(2, 2, 3, 3)
+
+    def twice() -> tuple[Tensor, ...]:
+        inside = grad(conv2d(x, weight, padding=1).tanh().sum(), x, create_graph=True)[0]
+        slope = grad(conv2d(x + inside, weight).tanh().sum(), (x, weight), create_graph=True)
+        return grad(sum(s.square().sum() for s in slope), (x, weight))  # type: ignore[arg-type]
+
+    own = twice()
+    with TwiceDifferentiable():
+        quick = twice()
+    torch.testing.assert_close(quick, own)
+
+
 def test_what_it_does_not_know_is_left_to_pytorch() -> None:
     layer, single = nn.Conv2d(2, 2, 3, padding="same"), torch.randn(2, 5, 5)
     with TwiceDifferentiable():

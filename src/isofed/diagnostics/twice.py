@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn.functional import batch_norm, conv1d, conv2d, conv3d
 from torch.overrides import TorchFunctionMode
 
@@ -144,7 +143,8 @@ class _Gradients(torch.autograd.Function):
     """A(grad, weight), that of the pictures, and B(grad, x), that of the weight.
 
     Both are linear in each argument, with a . A(grad, w) = grad . conv(a, w) and b . B(grad, x) = grad . conv(x, b);
-    so what flows back from a and b is made of the same three functions.
+    so what flows back from a and b is made of the same three functions. It can be differentiated as well, for networks
+    and losses that have a gradient in them: PyTorch would leave out, without a word, what can be only once.
     """
 
     @staticmethod
@@ -155,17 +155,16 @@ class _Gradients(torch.autograd.Function):
         return tuple(_back(grad, x, weight, way, to_x, to_weight))
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, a: Tensor | None, b: Tensor | None) -> Any:
         (grad, x, weight), way = ctx.saved_tensors, ctx.way
         to_grad = to_x = to_weight = None
         if a is not None:
-            to_grad = _convolved(a, weight, way)
+            to_grad = _Convolution.apply(a, weight, way)
             if ctx.needs_input_grad[2]:
-                to_weight = _back(grad, a, weight, way, False, True)[1]
+                to_weight = _Gradients.apply(grad, a, weight, way, False, True)[1]
         if b is not None:
-            along = _convolved(x, b, way)
+            along = _Convolution.apply(x, b, way)
             to_grad = along if to_grad is None else to_grad + along
             if ctx.needs_input_grad[1]:
-                to_x = _back(grad, x, b, way, True, False)[0]
+                to_x = _Gradients.apply(grad, x, b, way, True, False)[0]
         return to_grad, to_x, to_weight, None, None, None
