@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -147,7 +148,7 @@ def test_nothing_is_lost_where_a_network_has_a_gradient_in_it() -> None:
     torch.testing.assert_close(quick, own)
 
 
-def test_what_it_does_not_know_is_left_to_pytorch() -> None:
+def test_what_it_does_not_know_is_left_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     layer, single = nn.Conv2d(2, 2, 3, padding="same"), torch.randn(2, 5, 5)
     with TwiceDifferentiable():
         assert torch.equal(layer(single), layer(single[None])[0])
@@ -156,4 +157,43 @@ def test_what_it_does_not_know_is_left_to_pytorch() -> None:
         plain = nn.Conv2d(2, 2, 3, bias=False)
         assert "_Convolution" not in str(plain(single).grad_fn)
         assert "_Convolution" in str(plain(single[None]).grad_fn)
+        # A compiled network would lose the second derivatives of a function that PyTorch does not know.
+        monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+        assert "_Convolution" not in str(plain(single[None]).grad_fn)
     assert "_Convolution" not in str(plain(single[None]).grad_fn)
+
+
+def _through_vmap(x: Tensor, weight: Tensor) -> Tensor:
+    return torch.vmap(lambda w: conv2d(x, w))(torch.stack([weight, 2 * weight])).sum(0)
+
+
+def _in_half(x: Tensor, weight: Tensor) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        made = conv2d(x, weight)
+    assert made.dtype == torch.bfloat16
+    return made.float()
+
+
+OTHER_WAYS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "torch.func": _through_vmap,
+    "autocast": _in_half,
+    "complex": lambda x, weight: conv2d(torch.complex(x, x.tanh()), torch.complex(weight, weight)).abs(),
+    "numpy": lambda x, weight: conv2d(x, weight, stride=np.int64(2)),  # type: ignore[call-overload]
+}
+
+
+@pytest.mark.parametrize("how", OTHER_WAYS)
+def test_convolutions_that_are_called_in_other_ways_have_pytorchs_second_derivatives(how: str) -> None:
+    torch.manual_seed(0)
+    conv, weight = OTHER_WAYS[how], torch.randn(2, 2, 3, 3, requires_grad=True)
+    x = torch.randn(2, 2, 8, 8, requires_grad=True)
+
+    def product() -> tuple[Tensor, ...]:
+        made = conv(conv(x, weight).tanh(), weight).tanh().sum()
+        slope = grad(made, (x, weight), create_graph=True)
+        return grad(sum(s.square().sum() for s in slope), (x, weight))  # type: ignore[arg-type]
+
+    own = product()
+    with TwiceDifferentiable():
+        quick = product()
+    torch.testing.assert_close(quick, own)

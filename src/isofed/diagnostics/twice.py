@@ -62,17 +62,28 @@ def _convolution(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Tensor | None:
-    """None, for PyTorch to do it, where there is no batch or the padding is a word."""
-    if isinstance(padding, str) or input.dim() != space + 2:
+    """None, for PyTorch to do it, where there is no batch or the padding is a word, or only PyTorch can do it."""
+    if isinstance(padding, str) or input.dim() != space + 2 or not _is_plain(input):
         return None
-    each = [[n] * space if isinstance(n, int) else [int(m) for m in n] for n in (stride, padding, dilation)]
-    # PyTorch takes one number in brackets for all dimensions, too.
+    brackets = (n if isinstance(n, (list, tuple)) else [n] for n in (stride, padding, dilation))
+    each = [[int(m) for m in n] for n in brackets]  # which may be NumPy's
+    # PyTorch takes one number for all dimensions, in brackets, too.
     one, two, three = (n * space if len(n) == 1 else n for n in each)
     way = (one, two, three, groups)
     made: Tensor = _Convolution.apply(input, weight, way)
     made = made if bias is None else made + _each_channel(bias, made)
     setattr(made, _MADE_BY, _Made(input, weight, bias, way, made._version))
     return made
+
+
+def _is_plain(x: Tensor) -> bool:
+    """Whether nothing has to be done with a call that PyTorch knows how to do with its own convolutions only.
+
+    They are rounded by autocast, rewritten by ``torch.func`` and, with their second derivatives, by a compiler; and of
+    complex numbers they are made of several real ones.
+    """
+    rewritten = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    return not (rewritten or x.is_complex() or torch.is_autocast_enabled(x.device.type))
 
 
 def _norm(
