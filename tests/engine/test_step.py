@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from isofed.engine.replica import Job, Outcome, Replica
 from isofed.federation import Federation
+from isofed.methods import Method, Step
 from isofed.models import has_batch_norm
 from tests.engine.plain import TOLERANCE, Plain, distance
 
@@ -70,6 +73,33 @@ def test_a_visit_is_plain_sgd(model: str, optimiser: str) -> None:
     for name, value in statistics.items():
         torch.testing.assert_close(value.double(), wanted[name], rtol=1e-5, atol=1e-6)
     assert bool(statistics) == (model == "cnn")
+
+
+class Halved(torch.autograd.Function):
+    """A loss whose gradient is halved, carelessly: what comes is not to be changed in place."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor) -> Tensor:
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return g.mul_(0.5)
+
+
+@dataclass(frozen=True)
+class Careless(Method):
+    careful: bool = False
+
+    def loss(self, step: Step) -> Tensor | None:
+        size = step.logits.square().mean()
+        return 0.5 * size if self.careful else Halved.apply(size)
+
+
+def test_a_loss_that_changes_what_it_is_given_to_go_back_with_changes_no_other() -> None:
+    """Neither that of the same step nor those of steps to come."""
+    careless, careful = (visit(federation(model="mlp", method=[Careless(c), "feduv"])) for c in (False, True))
+    torch.testing.assert_close(careless.update, careful.update)
 
 
 def test_the_clip_really_clips_and_the_decay_really_decays() -> None:

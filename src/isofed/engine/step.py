@@ -93,7 +93,9 @@ class LocalStep:
         self.copies = {name: self.flat.clone() for name in method.copies}
         step.copies = {name: _frozen(world.network(), layout, flat) for name, flat in self.copies.items()}
         self.loss = torch.zeros((), device=device)  # summed over the samples of a visit
-        self._one = one(device)  # not while a step is captured, to which it would belong
+        # Made here and not while a step is captured, to which it would belong; and not for somebody's own losses, which
+        # may change in place what they are given to go back with: for all steps to come.
+        self._one = one(device) if method.ours else None
         named = dict(network.named_parameters())
         trained = [e for e in layout.entries if e.trained]
         self.parameters = [named[e.name] for e in trained]
@@ -231,7 +233,7 @@ class LocalStep:
         wanted = [*(self.parameters if whole else ()), *(cut.part for cut in cuts)]
         # Those that depend on nothing are left out, except where there is no other and PyTorch says so.
         losses = [loss for loss in losses if loss.requires_grad] or losses
-        starts = [self._one if (loss.shape, loss.dtype) == ((), self._one.dtype) else None for loss in losses]
+        starts = [self._one if (loss.shape, loss.dtype) == ((), torch.float32) else None for loss in losses]
         found = [*torch.autograd.grad(losses, wanted, starts, allow_unused=True)]
         if all(gradient is None for gradient in found):
             raise BadMethod(
