@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from isofed import functional as F
+from isofed.functional import sums
 from isofed.functional.distance import distance_like
 from isofed.functional.kernels import is_one, one
 from isofed.functional.sums import add_sum
@@ -97,3 +98,10 @@ def test_a_total_of_sums(device: str, count: int) -> None:
     assert float(total) == 0.5 + 3 * sum(1.0 + n for n in range(count))
     add_sum(total, [torch.tensor(1.0, device=device), torch.tensor(2.0, dtype=torch.float64, device=device)], 0.5)
     assert float(total) == 2.0 + 3 * sum(1.0 + n for n in range(count))
+
+
+def test_a_term_that_is_not_on_the_gpu_is_added_without_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    total, *terms = (torch.tensor(n) for n in (1.0, 2.0, 3.0))
+    monkeypatch.setattr(sums, "here", lambda z: z is not terms[-1])
+    add_sum(total, terms, 10)
+    assert float(total) == 51.0

@@ -23,7 +23,8 @@ def add_sum(total: Tensor, terms: Sequence[Tensor], weight: float) -> None:
         total.add_(last, alpha=weight)
         return
     rest = sum(others[1:], others[0])
-    if here(total) and total.dtype == rest.dtype == last.dtype == torch.float32 and rest.dim() == last.dim() == 0:
+    # Somebody's own term may have been made on the processor.
+    if all(here(t) and t.dtype == torch.float32 and t.dim() == 0 for t in (total, rest, last)):
         _add_two[(1,)](total, rest, last, float(weight), num_warps=1)
     else:
         total.add_(rest + last, alpha=weight)
