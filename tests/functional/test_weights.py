@@ -54,6 +54,10 @@ def test_the_variance_goes_onto_another_loss(device: str, count: int, dtype: tor
     found, through = torch.autograd.grad(7 * both, (z, other))
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-8)
     assert float(through) == 42.0
+    # What is not trained has no gradient, also where that of the other loss is to be differentiated.
+    both = F.classifier_variance(z.detach(), onto=other.square())
+    (through,) = torch.autograd.grad(both, other, create_graph=True)
+    assert float(torch.autograd.grad(through, other)[0]) == 2.0
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -92,7 +92,8 @@ class _Variance(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        return found_before(ctx, g), g if ctx.needs_input_grad[1] else None, *[None] * 5
+        to_logits, to_onto = ctx.needs_input_grad[:2]
+        return found_before(ctx, g) if to_logits else None, g if to_onto else None, *[None] * 5
 
 
 def decorrelation(z: Tensor, plain: Plain, paper: bool, weight: float) -> Tensor:
