@@ -88,6 +88,24 @@ class _Shared(nn.Module):
         return made.tanh() + self.norm(made).tanh()
 
 
+class _Between(_Shared):
+    """Something is done between a convolution and a batch norm that would not be done to other weights."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.what = what
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.clone()
+        with torch.set_grad_enabled(self.what != "not trained"):
+            made: Tensor = self.conv(x) if self.what != "pictures changed" else conv2d(x, self.conv.weight.detach())
+        if self.what == "hook":
+            made.register_hook(lambda g: 3 * g)
+        if self.what == "pictures changed":
+            x.relu_()
+        return self.norm(made).tanh() + sum(p.square().sum() for p in self.conv.parameters())
+
+
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "behind a convolution": lambda: nn.Sequential(nn.Conv2d(2, 3, 3, stride=2), nn.BatchNorm2d(3), nn.Tanh()),
     "without a bias": lambda: nn.Sequential(nn.Conv2d(2, 4, 3, bias=False, groups=2), nn.BatchNorm2d(4), nn.Tanh()),
@@ -101,6 +119,9 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     ),
     "of single numbers": lambda: nn.Sequential(nn.Flatten(), nn.Linear(50, 3), nn.BatchNorm1d(3), nn.Tanh()),
     "used twice": _Shared,
+    "not trained": lambda: _Between("not trained"),
+    "pictures changed": lambda: _Between("pictures changed"),
+    "hook": lambda: _Between("hook"),
 }
 
 

@@ -25,13 +25,13 @@ _MADE_BY = "isofed_made_by"  # an attribute of what a convolution gives
 
 
 class _Made(NamedTuple):
-    """How a feature map was made, and its version then: whoever changes it in place makes another one."""
+    """How a feature map was made, and the versions then: whoever changes a tensor in place makes another one."""
 
     x: Tensor
     weight: Tensor
     bias: Tensor | None
     way: _Way
-    version: int
+    versions: tuple[int, int]  # of the feature map, and of x
 
 
 class TwiceDifferentiable(TorchFunctionMode):
@@ -72,7 +72,8 @@ def _convolution(
     way = (one, two, three, groups)
     made: Tensor = _Convolution.apply(input, weight, way)
     made = made if bias is None else made + _each_channel(bias, made)
-    setattr(made, _MADE_BY, _Made(input, weight, bias, way, made._version))
+    if torch.is_grad_enabled():  # otherwise a batch norm may train what this convolution is not to train
+        setattr(made, _MADE_BY, _Made(input, weight, bias, way, (made._version, input._version)))
     return made
 
 
@@ -103,7 +104,8 @@ def _norm(
     scale = scale if weight is None else scale * weight
     shift = -running_mean * scale if bias is None else bias - running_mean * scale
     made: _Made | None = getattr(input, _MADE_BY, None)
-    if made is None or made.version != input._version:
+    # Somebody's hook is to see the gradient of what the convolution has given.
+    if made is None or input._backward_hooks or made.versions != (input._version, made.x._version):
         return input * _each_channel(scale, input) + _each_channel(shift, input)
     shift = shift if made.bias is None else shift + made.bias * scale
     folded: Tensor = _Convolution.apply(made.x, made.weight * scale.view(-1, *[1] * (made.weight.dim() - 1)), made.way)
