@@ -95,6 +95,16 @@ def test_times_are_medians_of_rounds_relative_to_the_first_method() -> None:
     assert [row.events for row in rows] == [1, 0]
 
 
+def test_the_warming_up_of_a_short_run_is_in_no_time() -> None:
+    # With two rounds a median would lie between them: the first method, which warms up, would look the slowest.
+    results = {"a": {0: made("a", 0, 0.5, (40.0, 2.0))}, "b": {0: made("b", 0, 0.5, (3.0, 3.0))}}
+    rows = comparison(Batch(results), ["a", "b"])
+    assert [row.relative_seconds for row in rows] == [1.0, 1.5]
+    # One round of one seed is nothing but warming up.
+    single = {"a": {0: made("a", 0, 0.5, (40.0,))}, "b": {0: made("b", 0, 0.5, (3.0,))}}
+    assert [row.relative_seconds for row in comparison(Batch(single), ["a", "b"])] == [None, None]
+
+
 def test_what_a_megabyte_and_a_second_bought_counts_from_chance_on() -> None:
     one, two, pooled = made("a", 0, 0.6, (2.0,)), made("a", 1, 0.8, (4.0,)), made("b", 0, 0.9, (5.0,))
     one.class_accuracy = two.class_accuracy = [0.5] * 5  # chance is 20 %

@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median
+from statistics import median_low
 from typing import Any
 
 from isofed.experiments import Batch
@@ -73,7 +73,6 @@ class Row:
 def comparison(batch: Batch, methods: Sequence[str], target: float | None = None, level: float = 0.95) -> list[Row]:
     """One row per method, in the given order; ``target`` is the accuracy to count rounds to."""
     first = batch.results.get(methods[0], {})
-    base_seconds = _seconds(list(first.values()))
     rows = []
     for method in methods:
         results = batch.results.get(method, {})
@@ -89,7 +88,6 @@ def comparison(batch: Batch, methods: Sequence[str], target: float | None = None
             paired = paired_difference(*pairs, level=level)
         counts = [rounds_to(r.history, target) for r in results.values()]
         reached = [n for n in counts if n is not None]
-        seconds = _seconds(list(results.values()))
         rows.append(
             Row(
                 method,
@@ -101,8 +99,8 @@ def comparison(batch: Batch, methods: Sequence[str], target: float | None = None
                 high=paired.high if paired else None,
                 rounds_to_target=sum(reached) / len(reached) if reached else None,
                 reached=len(reached),
-                seconds_per_round=seconds,
-                relative_seconds=seconds / base_seconds if seconds and base_seconds else None,
+                seconds_per_round=_seconds(list(results.values())),
+                relative_seconds=_relative(list(results.values()), list(first.values())),
                 megabytes_per_round=sum((r.bytes_up + r.bytes_down) / r.rounds for r in results.values())
                 / len(results)
                 / 1e6,
@@ -136,9 +134,20 @@ def _private(results: Mapping[int, Result], name: str) -> float | None:
 
 
 def _seconds(results: list[Result]) -> float | None:
-    """The median round: a pause of the machine, or the first round's warming up, should not decide a comparison."""
+    """The median round: a pause of the machine, or the first round's warming up, should not decide a comparison.
+
+    Of two in the middle it is the shorter one: with two rounds in all, the other is the one that warmed up.
+    """
     rounds = [line["seconds"] for r in results for line in r.history]
-    return median(rounds) if rounds else None
+    return median_low(rounds) if rounds else None
+
+
+def _relative(results: list[Result], first: list[Result]) -> float | None:
+    """The time of a round relative to the first method's; none where a single round may be nothing but warming up."""
+    if any(sum(len(r.history) for r in those) < 2 for those in (results, first)):
+        return None
+    seconds, base = _seconds(results), _seconds(first)
+    return seconds / base if seconds and base else None
 
 
 def write(rows: Sequence[Any], folder: Path, name: str, more: dict[str, Any]) -> tuple[Path, Path]:
