@@ -7,6 +7,7 @@ import hashlib
 import importlib.util
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
@@ -110,5 +111,17 @@ def _run(path: Path) -> ModuleType:
             spec.loader.exec_module(module)
         except Exception as error:
             del sys.modules[key]
-            raise UserError(f"the file {path} could not be run: {type(error).__name__}: {error}") from error
+            raise UserError(f"the file {path} could not be run: {_said(error, path)}") from error
     return module
+
+
+def _said(error: Exception, path: Path) -> str:
+    """What is wrong with a file, and in which line of it."""
+    if "cannot inherit non-frozen dataclass from a frozen one" in str(error):  # the words do not say what to do
+        said = "a method is a frozen dataclass: write @dataclass(frozen=True) above it"
+    else:
+        said = f"{type(error).__name__}: {error}"
+    if isinstance(error, SyntaxError):  # which names its line itself
+        return said
+    lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == str(path)]
+    return f"{said} ({path.name}, line {lines[-1]})" if lines else said

@@ -106,7 +106,12 @@ def test_mistakes_in_files(mine: str, name: str, said: str) -> None:
 
 def test_a_file_that_fails_says_so(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("import isofed\nraise KeyError('oops')\n")
-    with pytest.raises(UserError, match="could not be run: KeyError: 'oops'"):
+    with pytest.raises(UserError, match=r"could not be run: KeyError: 'oops' \(broken.py, line 2\)"):
+        parse(f"{tmp_path}/broken.py:Mine")
+    (tmp_path / "broken.py").write_text(
+        "import dataclasses\nimport isofed\n@dataclasses.dataclass\nclass Mine(isofed.Method):\n    a: float = 1\n"
+    )
+    with pytest.raises(UserError, match=r"write @dataclass\(frozen=True\) above it \(broken.py, line 3\)"):
         parse(f"{tmp_path}/broken.py:Mine")
     (tmp_path / "broken.py").write_text("def def\n")
     with pytest.raises(UserError, match="could not be run: SyntaxError"):
