@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import stat
 import subprocess
@@ -187,6 +188,22 @@ def test_the_commands_say_what_is_wrong(tmp_path: Path) -> None:
     assert (code, "lr= is in the project's pyproject.toml" in said) == (2, True)
     code, said = call("up", tmp_path / "p", f"folders={tmp_path / 'none'}")
     assert (code, "has no folders in it" in said) == (2, True)
+
+
+def test_a_project_that_cannot_be_written_says_which_file_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, text: str, **how: str) -> None:
+        path.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")  # a write, unlike an open, knows no name
+
+    monkeypatch.setattr(Path, "write_text", full)
+    (tmp_path / "empty").mkdir()
+    for folder in (tmp_path / "p", tmp_path / "empty"):
+        with pytest.raises(UserError, match=r"cannot write .*pyproject\.toml: No space left on device"):
+            write_project(folder, {"data": "digits", "clients": 2})
+    assert not (tmp_path / "p").exists()  # so that the same command can be given again
+    assert list((tmp_path / "empty").iterdir()) == []
 
 
 def test_importing_isofed_does_not_import_flower() -> None:

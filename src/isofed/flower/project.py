@@ -105,13 +105,25 @@ def write_project(folder: Path, values: Mapping[str, Any]) -> dict[str, Any]:
         f"{_PACKAGE}/client_app.py": _CLIENT,
         f"{_PACKAGE}/data.py": _DATA,
     }
-    try:
-        for path, text in texts.items():
+    there = folder.exists()
+    for path, text in texts.items():
+        try:
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"cannot write {error.filename}: {error.strerror}") from None
+        except OSError as error:
+            _clear(folder, there)  # half a project would keep the same command from being given again
+            raise UserError(f"cannot write {error.filename or folder / path}: {error.strerror}") from None
     return table
+
+
+def _clear(folder: Path, keep: bool) -> None:
+    """Take what was written out of a folder that was empty or not there."""
+    for path in (folder / _PACKAGE, folder):
+        if path.is_dir():
+            for file in path.iterdir():
+                file.unlink()
+            if path != folder or not keep:
+                path.rmdir()
 
 
 def _readme(table: Mapping[str, Any]) -> str:
