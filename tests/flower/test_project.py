@@ -206,6 +206,12 @@ def test_a_project_that_cannot_be_written_says_which_file_and_leaves_nothing(
     assert list((tmp_path / "empty").iterdir()) == []
 
 
+def test_a_run_folder_that_cannot_be_made_is_said_before_anything_is_started(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    code, said = call("up", "data=digits", "clients=2", "rounds=1", f"out={tmp_path / 'file' / 'run'}")
+    assert (code, "cannot make the run folder" in said, "are up" in said) == (2, True, False)
+
+
 def test_importing_isofed_does_not_import_flower() -> None:
     text = "import isofed, isofed.cli, isofed.federation, isofed.flower, sys; sys.exit('flwr' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", text], check=False).returncode == 0

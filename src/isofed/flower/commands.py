@@ -99,6 +99,7 @@ def up(console: Console, words: Sequence[str], insecure: bool, quiet: bool) -> N
             _say(console, NO_KEYS)
         local = Local(app, work, _folders(folders), insecure)
         _enough(local, folders)
+        _writable(local.folder)
         try:
             with local:
                 if not quiet:
@@ -120,6 +121,16 @@ def _enough(local: Local, folders: str | None) -> None:
             raise UserError("with data=sites each site needs a folder: give folders=PATH, with one in it for each site")
         found = many(len(local.folders), "folder")
         raise UserError(f"folders={folders} has {found} in it, and there are {local.sites} sites")
+
+
+def _writable(out: Path) -> None:
+    """The run folder can be made, which is said before anything is started; the logs of a failure go there, too."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise UserError(f"cannot make the run folder {out}: there is a file in its place") from error
+    except OSError as error:
+        raise UserError(f"cannot make the run folder {out}: {error.strerror}") from error
 
 
 def _folders(path: str | None) -> dict[int, Path]:
