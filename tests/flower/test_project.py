@@ -182,6 +182,10 @@ def test_the_commands_say_what_is_wrong(tmp_path: Path) -> None:
     (tmp_path / "one" / "site").mkdir(parents=True)
     code, said = call("up", tmp_path / "p", f"folders={tmp_path / 'one'}")
     assert (code, "has 1 folder in it, and there are 2 sites" in said) == (2, True)
+    for name in ("a", "b", "c", ".ipynb_checkpoints"):
+        (tmp_path / "three" / name).mkdir(parents=True)
+    code, said = call("up", tmp_path / "p", f"folders={tmp_path / 'three'}")
+    assert (code, "has 3 folders in it, and there are 2 sites: set clients = 3" in said) == (2, True)
     code, said = call("start", tmp_path / "p", "--server", "127.0.0.1:1")
     assert (code, "no server answers at 127.0.0.1:1" in said) == (1, True)
     code, said = call("up", tmp_path / "p", "lr=0.2")

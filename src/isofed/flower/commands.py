@@ -116,11 +116,15 @@ def up(console: Console, words: Sequence[str], insecure: bool, quiet: bool) -> N
 
 def _enough(local: Local, folders: str | None) -> None:
     """Each site has a folder where it needs one, which is said before anything is started."""
-    if read_table(local.app).get("data") == AT_SITES and len(local.folders) < local.sites:
+    if read_table(local.app).get("data") == AT_SITES and len(local.folders) != local.sites:
         if folders is None:
             raise UserError("with data=sites each site needs a folder: give folders=PATH, with one in it for each site")
         found = many(len(local.folders), "folder")
-        raise UserError(f"folders={folders} has {found} in it, and there are {local.sites} sites")
+        # One folder too many would be left out without a word.
+        raise UserError(
+            f"folders={folders} has {found} in it, and there are {local.sites} sites: "
+            f"set clients = {len(local.folders)}, or name a folder with {local.sites} in it"
+        )
 
 
 def _writable(out: Path) -> None:
@@ -136,7 +140,8 @@ def _writable(out: Path) -> None:
 def _folders(path: str | None) -> dict[int, Path]:
     if path is None:
         return {}
-    found = sorted(p for p in Path(path).expanduser().iterdir() if p.is_dir()) if Path(path).is_dir() else []
+    where = Path(path).expanduser()
+    found = sorted(p for p in where.iterdir() if p.is_dir() and not p.name.startswith(".")) if where.is_dir() else []
     if not found:
         raise UserError(f"folders={path} has no folders in it: one for each site")
     return dict(enumerate(found))
