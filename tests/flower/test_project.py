@@ -24,8 +24,10 @@ from isofed.cli import app
 from isofed.config import settings as make_settings
 from isofed.errors import UserError
 from isofed.flower import terms
+from isofed.flower.control import Status
 from isofed.flower.keys import Keys, make_server_keys, make_site_key, write_secret
 from isofed.flower.link import Bounded, TokenAuth
+from isofed.flower.local import Local
 from isofed.flower.processes import Group, stop
 from isofed.flower.project import read_table, write_project
 
@@ -214,6 +216,49 @@ def test_a_run_folder_that_cannot_be_made_is_said_before_anything_is_started(tmp
     (tmp_path / "file").touch()
     code, said = call("up", "data=digits", "clients=2", "rounds=1", f"out={tmp_path / 'file' / 'run'}")
     assert (code, "cannot make the run folder" in said, "are up" in said) == (2, True, False)
+
+
+class Ended:
+    """In place of a server's controls: the run is over, and went well."""
+
+    def __enter__(self) -> Ended:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def start(self, app: Path) -> int:
+        return 1
+
+    def status(self, run: int) -> Status:
+        return Status(over=True, well=True, details="")
+
+
+def test_what_is_wrong_at_a_site_on_this_machine_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Only the site's log has it, and without a word the command would wait for as long as patience= says.
+    write_project(tmp_path / "app", {"data": "digits", "clients": 2})
+    logs = tmp_path / "work" / "logs"
+    logs.mkdir(parents=True)
+    (logs / "site-1.log").write_text("ERROR : isofed: of a run before\n")
+    local = Local(tmp_path / "app", tmp_path / "work")
+    monkeypatch.setattr(local, "control", Ended)
+    with (logs / "site-1.log").open("a") as log:
+        log.write("INFO : isofed: all is well\n" + 2 * "\x1b[91mERROR \x1b[0m:     isofed: 3 pictures are broken\n")
+    said: list[str] = []
+    local.run(said=said.append)
+    local.run(said=said.append)
+    assert said == ["site-1: 3 pictures are broken"]
+
+
+def test_rounds_of_an_earlier_start_are_not_told_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_project(tmp_path / "app", {"data": "digits", "clients": 2})
+    local = Local(tmp_path / "app", tmp_path / "work")
+    monkeypatch.setattr(local, "control", Ended)
+    local.folder.mkdir(parents=True)
+    (local.folder / "metrics.jsonl").write_text('{"round": 1}\n{"round": 2}\n')
+    told: list[dict[str, object]] = []
+    local.run(told.append)
+    assert (told, local.recorded()) == ([], 2)
 
 
 def test_importing_isofed_does_not_import_flower() -> None:

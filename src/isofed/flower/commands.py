@@ -104,7 +104,12 @@ def up(console: Console, words: Sequence[str], insecure: bool, quiet: bool) -> N
             with local:
                 if not quiet:
                     _say(console, f"a server and {local.sites} sites are up{'' if insecure else ', with TLS and keys'}")
-                out = local.run(lambda line: None if quiet else _round(console, line))
+                    if seen := local.recorded():
+                        _say(console, f"the run in {local.folder} goes on after {many(seen, 'round')}")
+                out = local.run(
+                    lambda line: None if quiet else _round(console, line),
+                    lambda text: None if quiet else _say(console, text),
+                )
         except RunError as error:
             logs = work / "logs"
             if not given:  # they would go with the rest

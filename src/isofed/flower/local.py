@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from isofed.flower.processes import Group, check_installed, start_server, start_
 from isofed.flower.project import read_table
 
 READY = 60.0  # seconds for a server to start
+_ERROR = re.compile(r"ERROR\b.*?isofed: (.+)")  # a line of a site's log; Flower writes its level in colour
 
 Told = Callable[[dict[str, object]], None]
 
@@ -50,6 +52,8 @@ class Local:
         self.server = self._group("server")
         self.server.folder = self.app
         self.groups = [self._group(self.name(number)) for number in range(self.sites)]
+        self._before = [len(_text(group)) for group in self.groups]  # logs of an earlier start are written on
+        self._said: set[str] = set()
 
     def _group(self, name: str) -> Group:
         return Group(self.work / "flower" / name, self.work / "logs" / f"{name}.log")
@@ -103,14 +107,18 @@ class Local:
     def stop(self) -> None:
         stop(*self.groups, self.server)
 
-    def run(self, told: Told = lambda line: None, poll: float = 0.5) -> Path:
-        """Run the app to its end, and give its run folder."""
-        out = self.folder
+    def run(
+        self, told: Told = lambda line: None, said: Callable[[str], None] = lambda text: None, poll: float = 0.5
+    ) -> Path:
+        """Run the app to its end, and give its run folder; ``said`` gets what is wrong at a site."""
+        out, seen = self.folder, self.recorded()
         with self.control() as control:
-            run, seen = control.start(self.app), 0
+            run = control.start(self.app)
             while True:
                 status = control.status(run)
                 self.revive()
+                for text in self._complaints():
+                    said(text)
                 seen = tell(out, seen, told)
                 if status.over and not status.well:
                     raise RunError(f"the run has failed: {reason(status)}")
@@ -120,10 +128,33 @@ class Local:
                     raise RunError("the server has ended")
                 time.sleep(poll)
 
+    def recorded(self) -> int:
+        """How many rounds an earlier start has left in the run folder."""
+        return tell(self.folder, 0, lambda line: None)
+
+    def _complaints(self) -> list[str]:
+        """What the sites have written about errors since the start, each sentence once.
+
+        A site keeps it from the server, as it may name files; here both are the same person's.
+        """
+        found = [
+            f"{self.name(number)}: {text.strip()}"
+            for number, group in enumerate(self.groups)
+            for text in _ERROR.findall(_text(group)[self._before[number] :])
+        ]
+        fresh = [text for text in dict.fromkeys(found) if text not in self._said]
+        self._said.update(fresh)
+        return fresh
+
     @property
     def folder(self) -> Path:
         """The run folder."""
         return run_folder(self.app)
+
+
+def _text(group: Group) -> str:
+    """What is in a log so far."""
+    return group.log.read_text(errors="replace") if group.log and group.log.exists() else ""
 
 
 def run_folder(app: Path) -> Path:
