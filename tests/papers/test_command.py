@@ -41,6 +41,14 @@ def test_a_table_is_shown(tmp_path: Path) -> None:
     assert code == 0 and "UniVarFL table 2" in out and " 20.0 1 " in out and "not run: " in out
 
 
+@pytest.mark.parametrize("words", [["univarfl"], ["univarfl", "table2", "--show"]])
+def test_a_folder_without_results_is_told_of(words: list[str], tmp_path: Path) -> None:
+    note = f"note: there is no folder {tmp_path / 'elsewhere'} with results here; results=FOLDER says where they are"
+    code, out, _ = isofed(*words, f"results={tmp_path / 'elsewhere'}")
+    assert code == 0 and out.endswith(note)
+    assert "note" not in isofed(*words, f"results={tmp_path}")[1]
+
+
 def said(*words: str) -> str:
     """What is said of words that are refused."""
     result = CliRunner().invoke(cli.app, list(words))

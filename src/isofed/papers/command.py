@@ -122,6 +122,7 @@ def paper(console: Console, words: Sequence[str], shows: bool, quiet: bool) -> N
         for name in names:
             presets.names(name)
         show.listing(console, results, names or tuple(PAPERS))
+        _say_where(console, results)
         return
     budget = Budget.of_command(seconds_of(asked.budget) if asked.budget else None)
     failures: dict[str, str] = {}
@@ -130,6 +131,7 @@ def paper(console: Console, words: Sequence[str], shows: bool, quiet: bool) -> N
     if shows:
         for preset, one in parts:
             show.show(console, preset, results, one.cells(preset), one.variant, one.tiny)
+        _say_where(console, results)
         return
     todo = [(preset, one, one.jobs(preset)) for preset, one in parts]
     for job in (job for *_, jobs in todo for job in jobs):
@@ -146,6 +148,13 @@ def _chosen(names: Sequence[str]) -> list[Preset]:
     if names[0] == "all":
         return list(presets.every())
     return [presets.load(names[0], name) for name in names[1:] or presets.names(names[0])]
+
+
+def _say_where(console: Console, results: Results) -> None:
+    """Elsewhere than where results are, it looks as if nothing had been run."""
+    if not results.folder.is_dir():
+        note = f"note: there is no folder {results.folder} with results here; results=FOLDER says where they are"
+        console.print(note, highlight=False, markup=False, soft_wrap=True)
 
 
 def _parts(chosen: Sequence[Preset], asked: Words) -> list[tuple[Preset, Words]]:
