@@ -165,6 +165,23 @@ def test_the_norm_of_a_stage_averages_as_float64_does(
         assert float((gradient.cpu().double() - wanted).norm()) <= limit * float(wanted.norm())
 
 
+@pytest.mark.parametrize("channels", [40, 3])  # more than places, and fewer
+def test_the_norm_of_a_stage_can_be_differentiated_twice(channels: int) -> None:
+    draws = torch.Generator().manual_seed(10)
+    maps = [torch.rand((3, n, 4, 4), dtype=torch.float64, generator=draws) for n in (channels, 6)]
+    found = []
+    for device, dtype in (("cuda", torch.float32), ("cpu", torch.float64)):
+        a, b = (m.to(device, dtype).requires_grad_() for m in maps)
+        slopes = torch.autograd.grad(stage_norm(a, b).square().sum(), (a, b), create_graph=True)
+        again = torch.autograd.grad(sum((s.square().sum() for s in slopes), a.sum()), (a, b))
+        two = two_stage_norms((a.detach(), b.detach()), (a, b))[1]
+        (slope,) = torch.autograd.grad(two.square().sum(), b, create_graph=True)
+        again += torch.autograd.grad(slope.square().sum(), (a, b))
+        found.append([x.cpu().double() for x in again])
+    for ours, exact in zip(*found, strict=True):
+        assert float((ours - exact).norm()) <= 1e-3 * float(exact.norm())
+
+
 @pytest.mark.parametrize("after", [(4, 4), (8, 8), (3, 4)])  # the last of which does not divide
 def test_two_norms_are_those_of_each(after: tuple[int, int]) -> None:
     draws = torch.Generator("cuda").manual_seed(9)

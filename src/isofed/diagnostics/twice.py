@@ -35,7 +35,11 @@ class _Made(NamedTuple):
 
 
 class TwiceDifferentiable(TorchFunctionMode):
-    """In this block, such layers of any network give what they always do, to rounding, and second derivatives soon."""
+    """In this block, such layers of any network give what they always do, to rounding, and second derivatives soon.
+
+    One thing is lost: a network that itself takes a gradient with respect to what a convolution gave finds none that
+    comes by way of a batch norm behind it.
+    """
 
     def __torch_function__(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -94,7 +95,7 @@ def stage_norm(a: Tensor, b: Tensor, iterations: int = 10) -> Tensor:
     _check(iterations)
     a, b = _as_map(a), _as_map(b)
     if powers.available(a, b, iterations):
-        return powers.stage_norm(a, b, iterations)
+        return powers.stage_norm(a, b, iterations, _in_operations(iterations))
     return _stage_norm(a, b, iterations)
 
 
@@ -105,30 +106,36 @@ def two_stage_norms(
     _check(iterations)
     one, two = ((_as_map(a), _as_map(b)) for a, b in (first, second))
     if powers.two_available(one, two, iterations):
-        return powers.two_norms(one, two, iterations)
+        return powers.two_norms(one, two, iterations, _in_operations(iterations))
     return stage_norm(*one, iterations), stage_norm(*two, iterations)
 
 
+def _in_operations(iterations: int) -> Callable[[Tensor, Tensor], Tensor]:
+    """The norm of a stage in PyTorch's operations, all of which can be differentiated again."""
+    return partial(_stage_norm, iterations=iterations, kernels=False)
+
+
 @full_precision
-def _stage_norm(a: Tensor, b: Tensor, iterations: int) -> Tensor:
+def _stage_norm(a: Tensor, b: Tensor, iterations: int, kernels: bool = True) -> Tensor:
     a, b = _no_larger(a, b), _no_larger(b, a)
-    if powers.available(a, b, iterations):  # as it had not been before they were of one size
-        return powers.stage_norm(a, b, iterations)
+    if kernels and powers.available(a, b, iterations):  # as it had not been before they were of one size
+        return powers.stage_norm(a, b, iterations, _in_operations(iterations))
     a, b = a.flatten(2), b.flatten(2)
     norms = _frobenius(a), _frobenius(b)
     a, b = a / norms[0], b / norms[1]
     few = a.shape[2] <= a.shape[1] and iterations > 1
-    found = _among_places(a, b, iterations) if few else _among_channels(a, b, iterations)
+    found = _among_places(a, b, iterations) if few else _among_channels(a, b, iterations, kernels)
     return found * (norms[0] * norms[1])[:, 0, 0] / a.shape[2]
 
 
-def _among_channels(a: Tensor, b: Tensor, iterations: int) -> Tensor:
+def _among_channels(a: Tensor, b: Tensor, iterations: int, kernels: bool) -> Tensor:
     """The largest singular value of t = a b', where a has fewer channels than places."""
     t = a @ b.transpose(1, 2)
     # A step v -> t t'v is one among as many "places" as a has channels, between which there is nothing but t.
     unit = torch.eye(a.shape[1], dtype=a.dtype, device=a.device).expand(len(a), -1, -1)[..., None]
-    if powers.available(unit, t.transpose(1, 2)[..., None], iterations):
-        return powers.stage_norm(unit, t.transpose(1, 2)[..., None], iterations) * a.shape[1]
+    between = t.transpose(1, 2)[..., None]
+    if kernels and powers.available(unit, between, iterations):
+        return powers.stage_norm(unit, between, iterations, _in_operations(iterations)) * a.shape[1]
     return _largest_stretch(lambda v: t @ (t.transpose(1, 2) @ v), a, iterations)
 
 

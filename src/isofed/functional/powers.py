@@ -9,6 +9,7 @@ from the two feature maps as they are to the number, with all matrices at hand a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ WINDOW = 16  # pixels of a place, at most
 _KINDS = (torch.float32, torch.bfloat16, torch.float16)
 
 Maps = tuple[Tensor, Tensor]  # before a stage and after it, [batch, channels, height, width]
+Plain = Callable[[Tensor, Tensor], Tensor]  # the norm of a stage in PyTorch's operations
 
 
 def available(a: Tensor, b: Tensor, iterations: int) -> bool:
@@ -33,13 +35,13 @@ def available(a: Tensor, b: Tensor, iterations: int) -> bool:
     return high * wide <= MOST and divides and window <= WINDOW and a.dtype in _KINDS and b.dtype in _KINDS
 
 
-def stage_norm(a: Tensor, b: Tensor, iterations: int) -> Tensor:
+def stage_norm(a: Tensor, b: Tensor, iterations: int, plain: Plain) -> Tensor:
     """The norm of each sample, [batch]; 0, without a gradient, where a step leads to nothing.
 
     With w = a'v, a step v -> a b'b a'v is w -> W B w among the places, with W = a'a and B = b'b. Starting from v = ones
     the last two of the steps are written out: the result is the square root of |a B w'| / |a B w|, with w' = W B w.
     """
-    return _StageNorm.apply(_by_place(a), _by_place(b), iterations)
+    return _StageNorm.apply(_by_place(a), _by_place(b), iterations, plain)
 
 
 def two_available(first: Maps, second: Maps, iterations: int) -> bool:
@@ -49,9 +51,9 @@ def two_available(first: Maps, second: Maps, iterations: int) -> bool:
     return fixed and alike and available(*first, iterations) and available(*second, iterations)
 
 
-def two_norms(first: Maps, second: Maps, iterations: int) -> tuple[Tensor, Tensor]:
+def two_norms(first: Maps, second: Maps, iterations: int, plain: Plain) -> tuple[Tensor, Tensor]:
     """The norms of two stages, in one kernel."""
-    found: tuple[Tensor, Tensor] = _TwoNorms.apply(*(_by_place(m) for m in (*first, *second)), iterations)
+    found: tuple[Tensor, Tensor] = _TwoNorms.apply(*(_by_place(m) for m in (*first, *second)), iterations, plain)
     return found
 
 
@@ -73,26 +75,28 @@ def _described(m: Tensor, places: tuple[int, int]) -> tuple[int, ...]:
 
 class _StageNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor, iterations: int) -> Tensor:
+    def forward(ctx: Any, a: Tensor, b: Tensor, iterations: int, plain: Plain) -> Tensor:
+        ctx.plain = plain
         return _found(ctx, a, b, iterations)[0]
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        return *_gradients(ctx, g, *ctx.needs_input_grad[:2]), None
+        return *_gradients(ctx, g, *ctx.needs_input_grad[:2]), None, None
 
 
 class _TwoNorms(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor, c: Tensor, d: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, a: Tensor, b: Tensor, c: Tensor, d: Tensor, iterations: int, plain: Plain
+    ) -> tuple[Tensor, Tensor]:
+        ctx.plain = plain
         second, first = _found(ctx, c, d, iterations, beside=(a, b))
         ctx.mark_non_differentiable(first)
         return first, second
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, _: Tensor, g: Tensor) -> tuple[Tensor | None, ...]:
-        return None, None, *_gradients(ctx, g, *ctx.needs_input_grad[2:4]), None
+        return None, None, *_gradients(ctx, g, *ctx.needs_input_grad[2:4]), None, None
 
 
 def _found(ctx: Any, a: Tensor, b: Tensor, iterations: int, beside: Maps | None = None) -> tuple[Tensor, Tensor]:
@@ -115,6 +119,10 @@ def _found(ctx: Any, a: Tensor, b: Tensor, iterations: int, beside: Maps | None 
 
 def _gradients(ctx: Any, g: Tensor, with_a: bool, with_b: bool) -> tuple[Tensor | None, Tensor | None]:
     a, b, grams, found, kept, scales = ctx.saved_tensors
+    if torch.is_grad_enabled():  # the gradient is to be differentiated itself
+        wanted = [m for m, needed in ((a, with_a), (b, with_b)) if needed]
+        again = iter(torch.autograd.grad(ctx.plain(a, b), wanted, g, create_graph=True))
+        return next(again) if with_a else None, next(again) if with_b else None
     made = [torch.empty_like(m, memory_format=torch.channels_last) for m in (a, b)]
     P, places = grams.shape[2], ctx.places
     arguments = [x for m, dm in zip((a, b), made, strict=True) for x in (m, *_described(m, places), dm)]
