@@ -67,6 +67,15 @@ def test_a_picture_beside_the_folders_is_told(sites: Path) -> None:
     assert load(str(sites)).notes == ()
 
 
+def test_classes_that_differ_by_case_or_blanks_are_told(sites: Path) -> None:
+    (sites / "b" / "cat").rename(sites / "b" / "Cat ")
+    said = "'Cat ' and 'cat' are two classes, though their names differ by case or blanks only"
+    dataset = load(str(sites))
+    assert dataset.classes == ("Cat ", "cat", "dog")
+    (note,) = dataset.notes
+    assert note.startswith(said) and note.endswith("rename the folders if they are the same")
+
+
 def test_all_broken_pictures_are_counted_and_some_named(sites: Path) -> None:
     broken = [sites / "a" / "cat" / f"{number}.png" for number in range(5)]
     broken[0].write_bytes(b"nothing")

@@ -148,6 +148,18 @@ def _strays(folders: list[Path], kind: str) -> list[str]:
     return [f"{len(found):,} pictures lie beside the {kind} folders and are not used, the first is '{found[0]}'"]
 
 
+def _alike(classes: list[str]) -> list[str]:
+    """A sentence about classes with nearly the same name, which sites may have meant to be one."""
+    first: dict[str, str] = {}
+    pairs = [(first.setdefault(c.strip().casefold(), c), c) for c in classes]
+    return [
+        f"'{one}' and '{two}' are two classes, though their names differ by case or blanks only: rename the folders "
+        "if they are the same"
+        for one, two in pairs
+        if one != two
+    ]
+
+
 def _dataset(
     path: Path,
     parts: list[list[Item]],
@@ -179,7 +191,7 @@ def _dataset(
         for which, (labels, where) in zip(("train", "test"), codes, strict=True)
     ]
     mean, std = arrays["mean"].tolist(), arrays["std"].tolist()
-    return Dataset.build(name, classes, made[0], made[1], mean, std, domains, notes)
+    return Dataset.build(name, classes, made[0], made[1], mean, std, domains, [*notes, *_alike(classes)])
 
 
 def _codes(items: list[Item], classes: list[str], domains: list[str]) -> Codes:
