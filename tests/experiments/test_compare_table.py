@@ -48,7 +48,8 @@ def test_the_table_is_what_the_runs_recorded(made: Comparison) -> None:
         assert row["reached"] == len(reached)
         assert row["rounds_to_target"] == (pytest.approx(np.mean(reached)) if reached else None)
         times = [line["seconds"] for seed in range(3) for line in metrics(runs[row["method"]][seed])]
-        assert row["seconds_per_round"] == pytest.approx(np.median(times))
+        # Of an even number, the shorter of the two in the middle.
+        assert row["seconds_per_round"] == pytest.approx(np.percentile(times, 50, method="lower"))
         assert row["relative_seconds"] == pytest.approx(row["seconds_per_round"] / made.rows[0]["seconds_per_round"])
         if row["method"] == "fedavg":
             assert row["difference"] is row["low"] is row["high"] is None
