@@ -157,7 +157,7 @@ class Gives(Method):
     ],
 )
 def test_a_step_without_a_pass_is_refused(parts: list[str | Method], who: str) -> None:
-    said = f"around() of {who} did not call inner(), so the step trains on no loss: call it once or more"
+    said = f"around() of {who} did not call inner(), which trains on the losses of all parts: call it once or more"
     with pytest.raises(BadMethod, match=re.escape(said)):
         federation(parts).fit()
 

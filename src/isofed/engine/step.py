@@ -227,6 +227,7 @@ class LocalStep:
         self._back([loss], cuts, not cuts if whole is None else whole)
 
     def _back(self, losses: Sequence[Tensor], cuts: Sequence[Cut], whole: bool) -> None:
+        """The same for a sum of losses, which need not be added up for that."""
         first, self._fresh = self._fresh, False
         if first and not whole:
             self.step.grad.zero_()

@@ -43,7 +43,9 @@ def goes_nowhere(what: str, back: Any, changed: str) -> BadMethod:
 def no_pass(wrappers: list[str]) -> BadMethod:
     """The error for a step in which one of these methods has kept the passes from being made."""
     who = " or ".join(f"'{name}'" for name in wrappers)
-    return BadMethod(f"around() of {who} did not call inner(), so the step trains on no loss: call it once or more")
+    return BadMethod(
+        f"around() of {who} did not call inner(), which trains on the losses of all parts: call it once or more"
+    )
 
 
 def check_sent(visit: Visit) -> None:

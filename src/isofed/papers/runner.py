@@ -65,10 +65,7 @@ def run(
     """
     outcome, data, begun = Outcome(), data or Data(tell.reading), list[Job]()
     todo = [job for job in jobs if _missing(job, jobs, results) and (alone or not job.timing)]
-    if todo:
-        results.check()
-    for job in todo:
-        check_here(job.settings)
+    _check(todo, results)
     absent: dict[str, str] = {}
     with terminated():
         for number, job in enumerate(todo, 1):
@@ -114,6 +111,14 @@ def run(
     for name, why in absent.items():
         tell.left_out(name, sum(job.settings.data == name for job in todo), why)
     return outcome
+
+
+def _check(todo: Sequence[Job], results: Results) -> None:
+    """Refuse what could not be run here, or not be written, before anything is read."""
+    if todo:
+        results.check()
+    for job in todo:
+        check_here(job.settings)
 
 
 def _missing(job: Job, jobs: Sequence[Job], results: Results) -> bool:
