@@ -46,8 +46,8 @@ def test_a_gpu_that_is_not_there_is_said_in_one_sentence(script: str, run: Main)
 
 
 @pytest.mark.parametrize(
-    "script", ["augment", "clients", "data", "diagnostics", "hessian", "kernels", "limits", "methods", "operations",
-               "overhead", "precision", "refit", "robust", "steps"]
+    "script", ["augment", "clients", "convolutions", "data", "diagnostics", "hessian", "kernels", "limits", "methods",
+               "operations", "overhead", "precision", "refit", "robust", "steps"]
 )  # fmt: skip
 def test_a_file_that_cannot_be_written_is_found_before_the_work(script: str, run: Main, tmp_path: Path) -> None:
     said = run(f"{script}.py", "--json", str(tmp_path / "nowhere" / "found.json"))
@@ -88,6 +88,14 @@ def test_the_bytes_of_a_step_are_those_of_its_layers(run: Main) -> None:
     update = 5 * weights  # weight, gradient and momentum in, weight and momentum out
     assert step_bytes(network, 7, "bf16") == 2 * moved + 4 * update
     assert step_bytes(network, 7, "fp32") == 4 * moved + 4 * update
+
+
+def test_a_step_is_compared_with_one_of_plain_layers(run: Main, tmp_path: Path) -> None:
+    file = tmp_path / "found.json"
+    out = run("operations.py", "--network", "mlp", "--batch", "4", "--json", str(file))
+    record = json.loads(file.read_text())
+    assert "mlp, batch 4: a step takes" in out and record["products_flops"] > 0
+    assert len(record["step_seconds"]) == len(record["plain_step_seconds"]) > 2
 
 
 def test_precisions_are_compared_seed_by_seed(run: Main, tmp_path: Path) -> None:

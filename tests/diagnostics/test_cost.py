@@ -170,6 +170,9 @@ def test_a_step_costs_three_times_its_forward_pass() -> None:
     found, first_layer = cost("fedavg", model="mlp", operations=True), 3 * 32 * 32 * 64
     assert cost("fedavg", model="mlp").flops is None
     assert found.flops == pytest.approx(2 * (3 * found.macs - first_layer), rel=1e-9)
+    # Also where large dense layers have products of their own on a processor.
+    found, first_layer = cost("fedavg", model="pfl-cnn", operations=True), 27 * 32 * 30 * 30
+    assert found.flops == pytest.approx(2 * (3 * found.macs - first_layer), rel=1e-9)
 
 
 def test_a_network_that_is_named_is_shown_the_pictures_it_is_made_for() -> None:

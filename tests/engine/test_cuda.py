@@ -73,4 +73,6 @@ def test_a_gradient_of_any_form_gets_to_its_place(shape: tuple[int, ...], dtype:
             place = vector[16:-16].view(shape[0], *shape[2:], shape[1]).permute(0, 3, 1, 2)
         put(place, form)
         assert torch.equal(place, gradient.float())
+        put(place, form, add=True)
+        assert torch.equal(place, 2 * gradient.float())
         assert (vector[:16] == 7).all() and (vector[-16:] == 7).all()

@@ -16,7 +16,7 @@ from isofed.config import settings
 from isofed.engine.choose import exact_arithmetic
 from isofed.engine.replica import Job, Outcome
 from isofed.engine.serial import Executor, Serial
-from isofed.engine.sgd import update
+from isofed.engine.sgd import pieces, update
 from isofed.engine.slots import Slots
 from isofed.engine.world import World
 from isofed.layout import Layout, Tensors
@@ -258,7 +258,7 @@ def test_an_update_is_that_of_torch(momentum: float, nesterov: bool) -> None:
     for _ in range(3):
         gradient = torch.randn(weights.shape, device="cuda", generator=draws)
         twin.grad = gradient.double()
-        update(s, weights, gradient, velocity, lr, counter)
+        update(s, pieces([], weights, gradient, velocity), lr, counter)
         sgd.step()
     assert int(counter) == 3
     torch.testing.assert_close(weights.double(), twin.detach(), rtol=1e-6, atol=1e-6)

@@ -10,11 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from isofed.engine import sgd
 from isofed.engine.replica import Job, Outcome, Replica
 from isofed.federation import Federation
 from isofed.methods import Method, Step
 from isofed.models import has_batch_norm
-from tests.engine.plain import TOLERANCE, Plain, distance
+from isofed.models.slim import Cut
+from tests.engine.plain import TOLERANCE, Plain, distance, small
 
 CPU = torch.device("cpu")
 
@@ -228,3 +230,48 @@ def test_a_layer_that_stays_in_eval_mode_does(tmp_path: Path) -> None:
     assert torch.equal(last["stages.1.running_mean"], first["stages.1.running_mean"])
     assert torch.equal(last["stages.1.running_var"], first["stages.1.running_var"])
     assert not torch.equal(last["stages.1.weight"], first["stages.1.weight"])
+
+
+DEVICES = [
+    "cpu",
+    pytest.param(
+        "cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")]
+    ),
+]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("first", [True, False])
+def test_gradients_of_both_precisions_are_put_or_added(
+    first: bool, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sgd, "_LARGE", 50)  # the second and fourth
+    draws = torch.Generator().manual_seed(0)
+    shapes = [(3,), (10, 8), (4, 2, 3, 3), (8, 4, 3, 3), (5, 2)]
+    kinds = [torch.float32, torch.bfloat16, torch.bfloat16, torch.float32, None]
+    before = [torch.randn(shape, generator=draws) for shape in shapes]
+    found = [None if k is None else torch.randn(s, generator=draws).to(k) for s, k in zip(shapes, kinds, strict=True)]
+    places = [place.to(device, copy=True) for place in before]
+    sgd.collect(places, [None if g is None else g.to(device) for g in found], first)
+    for place, old, gradient in zip(places, before, found, strict=True):
+        new = torch.zeros_like(old) if gradient is None else gradient.float()
+        assert torch.equal(place.cpu(), new if first else old + new)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_slimmed_layer_that_a_pass_goes_through_often_gets_all_its_gradients(device: str) -> None:
+    local = Replica(small(model="cnn", device=device).world, torch.device(device)).local
+    parameters = dict(local.network.named_parameters())
+    norm, weight = parameters["stages.stage3.1.bias"], parameters["head.weight"]
+    part = slice(48)
+    cuts = [Cut(norm, (part,), norm.detach()[part].clone().requires_grad_()) for _ in range(5)]
+    cuts += [Cut(weight, (slice(None), part), weight.detach()[:, part].clone().requires_grad_()) for _ in range(2)]
+    local.step.grad.zero_()
+    local._fresh = False
+    loss = torch.zeros((), device=device)
+    for cut in cuts:
+        loss = loss + cut.part.sum()
+    local.add_gradient(loss, cuts)
+    found = local.run.layout.named(local.step.grad)
+    assert (found["stages.stage3.1.bias"][:48] == 5).all() and (found["head.weight"][:, :48] == 2).all()
+    assert float(local.step.grad.sum()) == 48 * 5 + len(weight) * 48 * 2

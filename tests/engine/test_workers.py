@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import weakref
 from pathlib import Path
 
 import pytest
 import torch
 
 from isofed.engine.mailbox import AHEAD, Inbox, Outbox
+from isofed.engine.portable import pack
+from isofed.engine.worker import Worker
 from isofed.engine.workers import Pool, _Tasks
 from tests.engine.own_methods import HERE
 from tests.engine.plain import small
@@ -61,6 +65,20 @@ def test_a_letter_stays_while_the_next_is_written(tmp_path: Path) -> None:
     third = inbox.read(outbox.post({"x": torch.full((100_000,), 3.0)}))["x"]
     assert not second.any() and third.eq(3).all()
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_worker_keeps_nothing_of_the_run_before(tmp_path: Path) -> None:
+    worker, data = Worker(tmp_path, 0), Outbox(tmp_path, "data")
+    tensors, plain = pack(small().world)
+    letter = data.post(tensors)
+    try:
+        worker.answer({"do": "set-up", "data": letter, **plain})
+        before = weakref.ref(worker.replica)
+        worker.answer({"do": "set-up", "data": letter, **plain})
+        assert before() is None and worker.replica is not None
+        assert gc.get_freeze_count() > 0  # what stays is not looked through again
+    finally:
+        gc.unfreeze()
 
 
 @pytest.mark.parametrize("always", [False, True])

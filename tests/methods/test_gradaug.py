@@ -16,15 +16,17 @@ from torch.nn import functional as F
 from isofed.draws import generator
 from isofed.errors import UserError
 from isofed.federation import Federation
-from isofed.methods import Visit
+from isofed.methods import Run, Visit
 from isofed.methods.gradaug import GradAug
 from isofed.models import Network, Output
+from isofed.models.narrow import narrows
 from isofed.models.slim import Cut, slim_forward
 from tests.engine.plain import TOLERANCE, Named, Plain, distance, mean, small
 
 
 def visit_of(steps: int, shape: tuple[int, int, int] = (1, 8, 8)) -> Visit:
-    return cast(Visit, SimpleNamespace(steps=steps, run=SimpleNamespace(shape=shape)))
+    run = SimpleNamespace(shape=shape, device=torch.device("cpu"))
+    return cast(Visit, SimpleNamespace(steps=steps, run=run, network=None))
 
 
 # The plan
@@ -177,6 +179,18 @@ def by_hand(run: Federation, forward: Forward) -> tuple[Named, float]:
     return server, said
 
 
+@pytest.fixture(params=[False, True], ids=["smaller layers", "zeros"])
+def by_zeros(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Also the way that a GPU is given, which works on a processor as well."""
+    if request.param:
+
+        def narrowed(self: GradAug, run: Run, network: Network | None) -> bool:
+            return network is not None and narrows(network)
+
+        monkeypatch.setattr(GradAug, "_narrows", narrowed)
+    return bool(request.param)
+
+
 @pytest.mark.parametrize(
     ("method", "forward", "settings"),
     [
@@ -189,9 +203,13 @@ def by_hand(run: Federation, forward: Forward) -> tuple[Named, float]:
         ("gradaug:sizes=none,lower=1", mlp, {}),
     ],
 )
-def test_whole_federations(method: str, forward: Forward, settings: dict[str, Any]) -> None:
+def test_whole_federations(
+    method: str, forward: Forward, settings: dict[str, Any], by_zeros: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = "cnn" if forward is cnn else "mlp"
     run = small(method=method, model=model, **settings)
+    if by_zeros:  # and no other way
+        monkeypatch.delattr(GradAug, "_slim")
     found = run.fit().weights
     wanted, said = by_hand(run, forward)
     assert distance(found, wanted) < 2 * TOLERANCE
@@ -233,6 +251,7 @@ def test_a_sub_network_that_is_the_whole_one_teaches_nothing() -> None:
     assert distance(small(method="gradaug:lower=0.8,sizes=none").fit().weights, plain.weights) > 1e-3
 
 
+@pytest.mark.usefixtures("by_zeros")
 def test_running_statistics_are_the_full_pass_alone() -> None:
     # With one step in one round the statistics do not depend on any gradient.
     settings: dict[str, Any] = {"model": "cnn", "rounds": 1, "local_steps": 1, "local_epochs": None}

@@ -212,6 +212,16 @@ def test_dropout_is_even_and_unrelated_from_key_to_key() -> None:
     assert max(abs(within), abs(between)) < 4 / 200_000**0.5
 
 
+@pytest.mark.parametrize("key", [0, -7, 2**62 + 12345, -(2**63)])
+def test_the_draws_are_the_highest_bits_of_murmurs_finaliser(key: int) -> None:
+    bits = (np.arange(1, 1001, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)) + np.uint64(key % 2**64)
+    for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
+        bits = (bits ^ (bits >> np.uint64(33))) * np.uint64(factor)
+    bits ^= bits >> np.uint64(33)
+    wanted = (bits >> np.uint64(40)).astype(np.int64)
+    assert np.array_equal(hashed(torch.tensor(key), places(torch.empty(1000))).numpy(), wanted)
+
+
 def test_neighbouring_keys_drop_unrelated_entries() -> None:
     a, b = ((hashed(torch.tensor(k), places(torch.empty(100_000))) * 2**-24).numpy() for k in (5, 6))
     assert abs(np.corrcoef(a, b)[0, 1]) < 4 / 100_000**0.5

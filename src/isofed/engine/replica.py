@@ -182,8 +182,10 @@ class Replica:
         """All that is the same in every arrival."""
         local, step = self.local, self.local.step
         step.start.copy_(step.weights)
-        step.grad.zero_()  # clipping a gradient of NaN puts NaN between the tensors too, where no pass writes
-        local.momentum.zero_()
+        if not local.leaves_gaps:  # clipping a gradient of NaN puts NaN between the tensors too, where no pass writes
+            step.grad.zero_()
+        if self.run.momentum:
+            local.momentum.zero_()
         step.lr.copy_(step.plan["isofed.lr"][0])
         step.label_counts.copy_(step.plan["isofed.label_counts"])
         step.counter.zero_()
@@ -266,7 +268,7 @@ class Replica:
             skipped=visit.skipped,
         )
         more = [*outcome.mean.values(), *outcome.sum.values(), *state.values()]
-        if more or local.method.acts_around_visits:
+        if more or local.method.acts_around_visits or self.device.type == "cpu":
             most = largest(outcome.update, outcome.statistics, *more)
             outcome.found = torch.stack([most, local.loss.double()])
         else:

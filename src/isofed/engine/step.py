@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from isofed.data.augment import parse as parse_augment
 from isofed.data.base import Dataset, Part
-from isofed.engine.sgd import put, update
+from isofed.engine.sgd import collect, pieces, update
 from isofed.engine.state import ClientState
 from isofed.engine.world import World
 from isofed.errors import BadMethod
@@ -31,6 +31,7 @@ from isofed.models import Network
 from isofed.models.dropout import dropouts
 from isofed.models.fused import fuse
 from isofed.models.parts import added
+from isofed.models.quick import quicken
 from isofed.models.slim import Cut
 
 
@@ -58,7 +59,6 @@ Do = Callable[[Hashable, Callable[[], None]], None]  # does the work that a key 
 
 _AHEAD = 16  # steps whose pictures are made ready together on a GPU,
 _AHEAD_VALUES = 2**22  # unless that would be more numbers than these
-_LARGE = 2**18  # numbers of a gradient that are worth a kernel of their own
 
 
 def at_once(_: Hashable, work: Callable[[], None]) -> None:
@@ -77,8 +77,7 @@ class LocalStep:
         self.flat = layout.pack(network, device)
         network.to(device)
         layout.bind(network, self.flat)
-        if device.type == "cuda":
-            fuse(network)
+        self._quicken(network, device)
         self.run = world.context(layout, device)
 
         step = self.step = Step()
@@ -91,7 +90,7 @@ class LocalStep:
         step.label_counts = torch.zeros(self.run.classes, dtype=torch.int64, device=device)
         step.state, step.sent, step.plan = ClientState(method.client_state(self.run), device), {}, {}
         self.copies = {name: self.flat.clone() for name in method.copies}
-        step.copies = {name: _frozen(world.network(), layout, flat) for name, flat in self.copies.items()}
+        step.copies = {name: self._frozen(world.network(), layout, flat) for name, flat in self.copies.items()}
         self.loss = torch.zeros((), device=device)  # summed over the samples of a visit
         # Made here and not while a step is captured, to which it would belong; and not for somebody's own losses, which
         # may change in place what they are given to go back with: for all steps to come.
@@ -102,6 +101,9 @@ class LocalStep:
         self.gradients = [e.view(step.grad) for e in trained]
         self._place = {id(p): place for p, place in zip(self.parameters, self.gradients, strict=True)}
         self._gaps = _gaps(trained, step.grad)
+        # Whether nothing but passes and the update, which keeps zeros, writes into the gradient.
+        self.leaves_gaps = device.type == "cpu" and settings.clip is None and method.leaves_gradient
+        self._pieces = pieces(trained if self.leaves_gaps else [], step.weights, step.grad, self.momentum)
         lowered = settings.precision == "bf16" and device.type == "cuda"
         self._half = torch.empty_like(self.flat, dtype=torch.bfloat16) if lowered else None
         self._halves = [] if self._half is None else _in_half(network, trained, self._half)
@@ -119,6 +121,19 @@ class LocalStep:
         self._ready: tuple[Tensor, Tensor]  # inputs and labels of the next steps
         self._counted = False  # whether this batch's loss is in the sum
         self._fresh = True  # whether what is in the gradient is of the last step
+
+    def _quicken(self, network: Network, device: torch.device) -> None:
+        """Let a network use what is quick on its device."""
+        if device.type == "cuda":
+            fuse(network)
+        else:
+            quicken(network, unseen=self.method.ours)
+
+    def _frozen(self, network: Network, layout: Layout, flat: Tensor) -> Network:
+        """A network that reads its weights from ``flat`` and is never trained."""
+        layout.bind(network.to(flat.device), flat)
+        self._quicken(network, flat.device)
+        return network.eval().requires_grad_(False)
 
     def take(self, size: int) -> None:
         """Train on the next batch of the plan, of ``size`` samples."""
@@ -191,11 +206,15 @@ class LocalStep:
     def passes(self) -> None:
         """Forward and backward; the gradient is added to ``step.grad``."""
         first, self._counted = not self._counted, True  # a method may come back for a second pass, elsewhere
-        self.do(("passes", self.step.size, first, self._fresh), partial(self.pass_over, count_loss=first))
+        work = partial(self.pass_over, count_loss=first, apart=True)
+        self.do(("passes", self.step.size, first, self._fresh), work)
         self._fresh = False  # also where that was replayed
 
-    def pass_over(self, count_loss: bool = False) -> None:
-        """One forward and backward pass over the batch that is set."""
+    def pass_over(self, count_loss: bool = False, apart: bool = False) -> None:
+        """One forward and backward pass over the batch that is set.
+
+        With ``apart``, a large gradient may stay where it was made if nobody but the update wants to see it.
+        """
         step = self.step
         step.cuts = []
         with self._lowered():
@@ -204,7 +223,7 @@ class LocalStep:
                 losses = self.method.losses(step)
             if count_loss:
                 add_sum(self.loss, [loss.detach() for loss in losses], step.size)
-            self._back(losses, step.cuts, whole=True)
+            self._back(losses, step.cuts, whole=True, apart=apart)
         # Nothing may keep this pass's graph alive: it would hold memory, and tie a later capture to another stream.
         step.logits, step.stages, step.base_loss = step.logits.detach(), {}, step.base_loss.detach()
         step.cuts = []
@@ -226,7 +245,7 @@ class LocalStep:
         """
         self._back([loss], cuts, not cuts if whole is None else whole)
 
-    def _back(self, losses: Sequence[Tensor], cuts: Sequence[Cut], whole: bool) -> None:
+    def _back(self, losses: Sequence[Tensor], cuts: Sequence[Cut], whole: bool, apart: bool = False) -> None:
         """The same for a sum of losses, which need not be added up for that."""
         first, self._fresh = self._fresh, False
         if first and not whole:
@@ -242,27 +261,13 @@ class LocalStep:
                 "with its cuts: step.add_gradient(loss, cuts)"
             )
         if whole:
-            self._add(self.gradients, found[: len(self.gradients)], first)
+            here = [self._pieces] if apart and first and not cuts else []
+            collect(self.gradients, found[: len(self.gradients)], first, *here)
         if cuts:
             places = [self._place[id(cut.parameter)][cut.where] for cut in cuts]
             parts = [(p, g) for p, g in zip(places, found[-len(cuts) :], strict=True) if g is not None]
-            left = [(p, g) for p, g in parts if not added(p, g)]
-            self._add([p for p, _ in left], [g for _, g in left], first=False)
-
-    def _add(self, places: Sequence[Tensor], found: Sequence[Tensor | None], first: bool) -> None:
-        """Add gradients to their places, or put them there if they are the first ones."""
-        kinds: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}  # one kernel for each kind
-        for place, gradient in zip(places, found, strict=True):
-            if gradient is not None and first and gradient.numel() >= _LARGE:
-                put(place, gradient)
-            elif gradient is not None:
-                here, gradients = kinds.setdefault(gradient.dtype, ([], []))
-                here.append(place)
-                gradients.append(gradient)
-            elif first:  # a tensor that this loss does not depend on
-                place.zero_()
-        for here, gradients in kinds.values():
-            (torch._foreach_copy_ if first else torch._foreach_add_)(here, gradients)
+            for some in _apart([(p, g) for p, g in parts if not added(p, g)]):
+                collect([p for p, _ in some], [g for _, g in some], first=False)
 
     def lower_copies(self) -> None:
         """The frozen copies stay as they are from here to the end of the visit."""
@@ -292,7 +297,7 @@ class LocalStep:
         self.method.gradient(step)
         if s.clip is not None:
             shorten(step.grad, s.clip)
-        update(s, step.weights, step.grad, self.momentum, step.lr, step.counter)
+        update(s, self._pieces, step.lr, step.counter)
 
     def autocast(self) -> AbstractContextManager[object]:
         """Half precision where it is asked for; master weights stay float32."""
@@ -300,6 +305,21 @@ class LocalStep:
             return nullcontext()
         # The cache of cast weights would hand a second pass the weights of the first.
         return torch.autocast(self.run.device.type, torch.bfloat16, cache_enabled=False)
+
+
+def _apart(parts: Sequence[tuple[Tensor, Tensor]]) -> list[list[tuple[Tensor, Tensor]]]:
+    """Gradients with their places, in groups without a place that comes twice, which one kernel cannot add to.
+
+    It does so if a pass goes through a slimmed layer more than once.
+    """
+    groups: list[dict[int, tuple[Tensor, Tensor]]] = []
+    for place, gradient in parts:
+        at = int(place.storage_offset())  # in the one vector that holds all of them
+        group = next((group for group in groups if at not in group), None)
+        if group is None:
+            groups.append(group := {})
+        group[at] = (place, gradient)
+    return [[*group.values()] for group in groups]
 
 
 def _gaps(entries: Iterable[Entry], vector: Tensor) -> list[Tensor]:
@@ -326,14 +346,6 @@ def steps_ahead(batch: int, images: Tensor) -> int:
     if images.device.type == "cpu":
         return 1
     return max(1, min(_AHEAD, _AHEAD_VALUES // (batch * images[0].numel())))
-
-
-def _frozen(network: Network, layout: Layout, flat: Tensor) -> Network:
-    """A network that reads its weights from ``flat`` and is never trained."""
-    layout.bind(network.to(flat.device), flat)
-    if flat.is_cuda:
-        fuse(network)
-    return network.eval().requires_grad_(False)
 
 
 def refill(buffers: Tensors, values: Tensors) -> None:

@@ -7,6 +7,7 @@ the next but one. It computes on one thread, and leaves when its parent closes t
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
@@ -39,7 +40,11 @@ class Worker:
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         kind = request.pop("do")
         if kind == "set-up":
+            self.replica = None
+            gc.unfreeze()  # what the run before has left
             self.replica = Replica(unpack(self.data.read(request["data"]), request), torch.device("cpu"))
+            gc.collect()
+            gc.freeze()  # all that is here stays: no garbage collection between two steps need look through it
             return {}
         assert self.replica is not None
         shared = self.shared.read(request["shared"])

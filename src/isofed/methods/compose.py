@@ -259,6 +259,11 @@ class Composition:
         """Whether a part corrects the gradient."""
         return bool(self._gradient)
 
+    @property
+    def leaves_gradient(self) -> bool:
+        """Whether no part looks at the gradient between the passes and the update; somebody's own may anywhere."""
+        return self.ours and not self.wraps and not self.corrects
+
     def gradient(self, step: Step) -> None:
         self._act(self._gradient, step, "step.grad")
 

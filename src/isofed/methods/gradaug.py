@@ -9,13 +9,15 @@ from functools import partial
 from typing import ClassVar
 
 import numpy as np
+from torch import Tensor
 from torch.nn.functional import kl_div
 
 from isofed.errors import UserError
-from isofed.methods.base import Draws, Method, Step, Visit
+from isofed.methods.base import Draws, Method, Run, Step, Visit
 from isofed.models.base import Network, statistics_kept
+from isofed.models.narrow import narrow_forward, narrows
 from isofed.models.resize import resized
-from isofed.models.slim import Cut, check_slimmable, runs_at, slim_channels, slim_forward
+from isofed.models.slim import Cut, channels, check_slimmable, full_channels, runs_at, slim_channels, slim_forward
 from isofed.spec import described, number
 
 
@@ -74,25 +76,47 @@ class GradAug(Method):
         widths[:, 0] = self.lower
         sides = np.array(self.sides(visit.run.shape))
         chosen = rng.integers(len(sides), size=(visit.steps, self.n))
-        return {"gradaug.width": -np.sort(-widths), "gradaug.size": sides[chosen]}
+        widths = -np.sort(-widths)
+        draws = {"gradaug.width": widths, "gradaug.size": sides[chosen]}
+        if self._narrows(visit.run, visit.network):
+            full = full_channels(visit.network)
+            counts = [channels(count, width, self.multiple) for width in widths.flat for count in full]
+            draws["gradaug.channels"] = np.array(counts).reshape(*widths.shape, len(full))
+        return draws
 
     def around(self, step: Step, inner: Callable[[], None]) -> None:
         inner()
         if not self.mu:
             return
         widths, sizes = step.known("gradaug.width"), step.known("gradaug.size")
-        for width, (high, wide) in zip(widths.tolist(), sizes.tolist(), strict=True):
-            # Widths are drawn from a continuum, but few differ once channels are counted.
-            counts = "-".join(map(str, slim_channels(step.network, width, self.multiple)))
-            step.piece(f"gradaug/{counts}/{high}x{wide}", partial(self._sub, step, width, (high, wide)))
+        by_zeros = self._narrows(step.run, step.network)
+        for n, (width, (high, wide)) in enumerate(zip(widths.tolist(), sizes.tolist(), strict=True)):
+            if by_zeros:
+                step.piece(f"gradaug/{n}/{high}x{wide}", partial(self._narrow, step, n, (high, wide)))
+            else:
+                # Widths are drawn from a continuum, but few differ once channels are counted.
+                counts = "-".join(map(str, slim_channels(step.network, width, self.multiple)))
+                step.piece(f"gradaug/{counts}/{high}x{wide}", partial(self._slim, step, width, (high, wide)))
 
-    def _sub(self, step: Step, width: float, size: tuple[int, int]) -> None:
+    def _narrows(self, run: Run, network: Network) -> bool:
+        """Whether sub-networks are the whole one with zeros; otherwise, and always on a processor, they are smaller."""
+        return run.device.type == "cuda" and narrows(network)
+
+    def _narrow(self, step: Step, n: int, size: tuple[int, int]) -> None:
+        counts = step.draw("gradaug.channels")[n]
+        with step.autocast():
+            logits = narrow_forward(step.network, resized(step.inputs, size), counts).logits.float()
+        step.add_gradient(self._distance(step, logits))
+
+    def _slim(self, step: Step, width: float, size: tuple[int, int]) -> None:
         inputs = resized(step.inputs, size)
         # Running statistics belong to the whole network on whole pictures, also where a draw comes to its full width.
         kept = statistics_kept(step.network) if width >= 1 else nullcontext()
         cuts: list[Cut] = []
         with step.autocast(), kept:
             logits = slim_forward(step.network, inputs, width, self.multiple, cuts).logits.float()
-        # The whole network's answer to this batch, as the pass before has left it.
-        distance = kl_div(logits.log_softmax(1), step.logits.softmax(1), reduction="batchmean")
-        step.add_gradient(self.mu * distance, cuts)
+        step.add_gradient(self._distance(step, logits), cuts)
+
+    def _distance(self, step: Step, logits: Tensor) -> Tensor:
+        """From the whole network's answer to this batch, as the pass before has left it."""
+        return self.mu * kl_div(logits.log_softmax(1), step.logits.softmax(1), reduction="batchmean")

@@ -41,7 +41,7 @@ class Residual(nn.Module):
                 # Through .data: the backward pass of batch norm does not need these, but would mind their change.
                 now.data.copy_(torch.where(self.gate > 0, now.data, old))
             inside = self.gate * inside
-        elif self.joins and self.keep == 1.0 and not _watched(self.branch):
+        elif self.joins and self.keep == 1.0 and not watched(self.branch, _last(self.branch)):
             return self._joined(x)
         else:
             y, inside = self._inside(x)
@@ -49,7 +49,7 @@ class Residual(nn.Module):
         return self._sum(self._aside(x, y, inside.shape[1]), inside)
 
     def _sum(self, aside: Tensor, inside: Tensor) -> Tensor:
-        return torch.relu(aside + inside) if self.relu else aside + inside
+        return (aside + inside).relu_() if self.relu else aside + inside
 
     def _joined(self, x: Tensor) -> Tensor:
         """The same, where the branch's last layer is a batch norm that adds and cuts off by itself."""
@@ -81,11 +81,14 @@ class Residual(nn.Module):
         return [b for module in alone for b in module.buffers() if b.is_floating_point()]
 
 
-def _watched(branch: nn.Module) -> bool:
-    """Whether somebody hooked into a branch or its last layer, and expects to see what these give by themselves."""
-    last = next(reversed(branch._modules.values()), None)
-    watched = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return any(getattr(module, name, None) for module in (branch, last) for name in watched)
+def _last(branch: nn.Module) -> nn.Module | None:
+    return next(reversed(branch._modules.values()), None)
+
+
+def watched(*layers: nn.Module | None) -> bool:
+    """Whether somebody hooked into one of these layers, and expects to see what they take and give by themselves."""
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(getattr(layer, kind, None) for layer in layers for kind in kinds)
 
 
 def residual_blocks(network: nn.Module) -> list[Residual]:

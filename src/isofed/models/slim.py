@@ -84,10 +84,14 @@ def slim_forward(
     return output
 
 
+def full_channels(module: nn.Module) -> tuple[int, ...]:
+    """The numbers of channels that a module's layers have at its full width, each once, the smallest first."""
+    return tuple(sorted({len(m.weight) for m in module.modules() if widens(m)}))
+
+
 def slim_channels(module: nn.Module, width: float, multiple: int = 8) -> tuple[int, ...]:
     """What a width comes to in a module: two widths for which this is the same make the same sub-network."""
-    full = {m.out_channels if isinstance(m, nn.Conv2d) else m.out_features for m in module.modules() if widens(m)}
-    return tuple(channels(count, width, multiple) for count in sorted(full))
+    return tuple(channels(count, width, multiple) for count in full_channels(module))
 
 
 def widens(layer: nn.Module) -> TypeGuard[nn.Conv2d | nn.Linear]:

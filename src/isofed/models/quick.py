@@ -1,0 +1,56 @@
+"""What makes a network quicker on a processor, where memory is slower than arithmetic.
+
+Large dense layers get other products, which round differently (:mod:`isofed.models.dense`). The rest has the same bits:
+a ReLU behind a layer writes over what that gave and nobody else wants; one before a maximum over squares comes after,
+where there is a quarter of the numbers. Names and weights stay as they are.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from torch import nn
+from torch.nn.modules.module import _has_any_global_hook
+
+from isofed.models import dense
+from isofed.models.residual import watched
+
+# Whose derivatives do not need what the layer itself has given.
+_LETS_GO = (nn.Conv2d, nn.Linear, nn.MaxPool2d, nn.modules.batchnorm._BatchNorm)
+_RELUS = (nn.ReLU, nn.ReLU6)
+
+
+def quicken(network: nn.Module, unseen: bool = True) -> None:
+    """Change a network that is to be trained on a processor.
+
+    ``unseen`` says that nobody looks at single layers: a method of somebody's own may, and so may a module.
+    """
+    known = all(type(module).__module__.startswith(("torch.nn.", "isofed.")) for module in network.modules())
+    unseen = unseen and known and not _has_any_global_hook()
+    for module in [*network.modules()]:
+        if type(module) is nn.Linear and dense.available():
+            module.__class__ = dense.Dense
+        elif type(module) is nn.Sequential and unseen:
+            _maximum_first(module._modules)
+            _write_over(module._modules)
+
+
+def _maximum_first(layers: dict[str, nn.Module]) -> None:
+    """The largest of some numbers, cut off at zero, is the largest of them after each was cut off."""
+    for one, two in pairwise(layers):
+        relu, pool = layers[one], layers[two]
+        fits = type(relu) is nn.ReLU and type(pool) is nn.MaxPool2d and not pool.return_indices
+        if fits and not _seen(relu, pool):
+            layers[one], layers[two] = pool, relu
+
+
+def _write_over(layers: dict[str, nn.Module]) -> None:
+    for one, two in pairwise(layers):
+        layer, relu = layers[one], layers[two]
+        if isinstance(layer, _LETS_GO) and isinstance(relu, _RELUS) and not _seen(layer, relu):
+            layers[two] = type(relu)(inplace=True)  # another one: the same object may also stand elsewhere
+
+
+def _seen(*layers: nn.Module) -> bool:
+    """Whether somebody has hooked into these layers, or put something in the place of what they do."""
+    return watched(*layers) or any("forward" in vars(layer) for layer in layers)
