@@ -218,6 +218,30 @@ def test_a_section_that_is_not_finite_is_left_out_and_the_others_are_measured(
     assert found["curvature"] and "not_finite" not in found
 
 
+def test_what_is_known_of_the_global_model_stays_where_a_client_has_no_finite_hessian(
+    tmp_path: Path, run: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, console = tmp_path / "copy", Console(width=200, record=True, file=io.StringIO())
+    shutil.copytree(path(run), folder)
+    (folder / "diagnosis.json").unlink(missing_ok=True)
+    words = [str(folder), "samples=20", "probes=8", "only=curvature"]
+    diagnose(console, words)
+    whole = json.loads((folder / "diagnosis.json").read_text())["curvature"]
+    measure, seen = diagnostics.hessian_diagonal, []
+
+    def overflowing(network: Any, data: Any, *given: Any, **more: Any) -> Any:
+        seen.append(network)
+        return measure(network, (data[0] * (math.inf if len(seen) == 3 else 1), data[1]), *given, **more)
+
+    monkeypatch.setattr(diagnostics, "hessian_diagonal", overflowing)
+    diagnose(console, words)
+    found = json.loads((folder / "diagnosis.json").read_text())
+    why = "of client 2's model, the loss of this network has second derivatives that are not finite"
+    assert f"note: curvature of {folder} is not complete: {why}" in console.export_text()
+    assert found["not_finite"] == {"curvature": why} and "clients" not in found["curvature"]
+    assert found["curvature"] == {k: v for k, v in whole.items() if k != "clients"}
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

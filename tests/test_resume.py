@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import yaml
+from PIL import Image
 
 import isofed
 from isofed.data import load
+from isofed.diagnose import Diagnosis, Options, diagnosed
 from isofed.engine.workers import Pool
 from isofed.errors import RunError, UserError
 from isofed.federation import Federation
 from isofed.files import load_tensors
 from isofed.progress import Watcher
+from tests.data.test_mnist import written as mnist
 from tests.engine.own_methods import HERE
 from tests.engine.plain import distance, small
 from tests.run_tools import Stop, content
@@ -115,6 +121,57 @@ def test_other_data_are_noticed(tmp_path: Path) -> None:
     other = load("synthetic:samples=100,test=20,classes=4,seed=1")
     with pytest.raises(UserError, match="the data of the run .* have changed"):
         Federation.resume(tmp_path / "run", dataset=other)
+
+
+def test_a_run_goes_on_and_is_diagnosed_where_the_same_data_lie_elsewhere(tmp_path: Path) -> None:
+    here, there, other = (mnist(tmp_path / name) for name in ("here", "there", "other"))
+    where = {"data": "mnist", "root": str(here), "partition": "iid", "clients": 2, "batch_size": 4}
+    whole = small(**where).fit()
+    with pytest.raises(KeyboardInterrupt):
+        small(**where, out=tmp_path / "run").fit(Stop(1))
+    here.rename(tmp_path / "gone")
+    with pytest.raises(UserError, match="'.*here' does not exist: root must be the folder"):
+        Federation.resume(tmp_path / "run")
+    again = Federation.resume(tmp_path / "run", root=str(there)).fit()
+    assert distance(again.weights, whole.weights) == 0
+    options = Options.of({"only": "calibration", "root": str(there)})
+    assert diagnosed(Diagnosis(tmp_path / "run", options))["calibration"]["samples"] == 4
+    file = other / "t10k-labels-idx1-ubyte"
+    file.write_bytes(file.read_bytes()[:-1] + b"\x05")
+    for refused in (
+        lambda: Federation.resume(tmp_path / "run", root=str(other)),
+        lambda: Diagnosis(tmp_path / "run", Options.of({"root": str(other)})),
+    ):
+        with pytest.raises(UserError, match="the data of the run .* have changed"):
+            refused()
+
+
+@pytest.mark.parametrize("options", ["", ":size=8"])
+def test_a_run_goes_on_where_its_own_folder_was_moved_to(options: str, tmp_path: Path) -> None:
+    for label, name in ((0, "a"), (1, "b")):
+        (tmp_path / "pictures" / name).mkdir(parents=True)
+        for n in range(12):
+            made = np.full((8, 8, 3), 20 * n + label, np.uint8)
+            Image.fromarray(made).save(tmp_path / "pictures" / name / f"{n}.png")
+    words = {"data": f"{tmp_path / 'pictures'}{options}", "partition": "iid", "clients": 2, "batch_size": 4}
+    with pytest.raises(KeyboardInterrupt):
+        small(**words, out=tmp_path / "run").fit(Stop(1))
+    (tmp_path / "pictures").rename(tmp_path / "moved")
+    assert Federation.resume(tmp_path / "run", root=str(tmp_path / "moved")).fit().rounds == 2
+    options_ = Options.of({"only": "calibration", "root": str(tmp_path / "moved")})
+    assert "calibration" in diagnosed(Diagnosis(tmp_path / "run", options_))
+
+
+def test_a_run_at_sites_is_not_taken_up_or_measured_here(tmp_path: Path) -> None:
+    small(out=tmp_path / "run").fit()
+    config = tmp_path / "run" / "config.yaml"
+    config.write_text(yaml.safe_dump(yaml.safe_load(config.read_text()) | {"data": "sites"}))
+    (tmp_path / "run" / "sites.json").write_text("{}")
+    for refused in (lambda: Federation.resume(tmp_path / "run"), lambda: Diagnosis(tmp_path / "run", Options())):
+        with pytest.raises(UserError, match="is a run at real sites, whose data are not here; `isofed flower start`"):
+            refused()
+    with pytest.raises(UserError, match="data=sites are those of real sites, which are not here"):
+        Federation(**yaml.safe_load(config.read_text()))
 
 
 # What a record must not let happen
@@ -244,3 +301,84 @@ def test_a_first_round_that_could_not_be_written_is_not_lost_nor_recorded_twice(
     assert run.folder is not None
     for lines in (result.history, run.folder.metrics(), run.diagnostics, run.folder.diagnostics()):
         assert [line["round"] for line in lines] == [1, 2, 3]
+
+
+def test_what_was_found_out_about_an_earlier_model_goes_when_rounds_follow_it(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        small(rounds=3, out=tmp_path / "run").fit(Stop(1))
+    diagnosis = tmp_path / "run" / "diagnosis.json"
+    diagnosis.write_text("{}")  # of the model of round 1
+    Federation.resume(tmp_path / "run").fit()
+    assert not diagnosis.exists()
+    diagnosis.write_text("{}")  # of the final model, which no round follows
+    Federation.resume(tmp_path / "run").fit()
+    assert diagnosis.exists()
+
+
+def test_rounds_without_a_record_are_told_of(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        small(rounds=4, out=tmp_path / "run").fit(Stop(3))
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().splitlines()[2] + "\n")  # rounds 1 and 2 are gone
+    result = Federation.resume(tmp_path / "run").fit()
+    (note,) = result.notes
+    assert note.startswith("metrics.jsonl has lost 2 of the rounds 1 to 2")
+    assert [line["round"] for line in result.history] == [3, 4]
+
+
+def test_a_held_out_part_does_not_make_other_data_of_the_same(tmp_path: Path) -> None:
+    runs = [small(out=tmp_path / str(share), validation=share) for share in (0.0, 0.25)]
+    assert len({run.folder.environment["data"] for run in runs if run.folder}) == 1
+    with pytest.raises(KeyboardInterrupt):
+        runs[1].fit(Stop(1))
+    # Runs of older versions noted what was left to train on.
+    environment = tmp_path / "0.25" / "environment.json"
+    recorded = json.loads(environment.read_text())
+    left = runs[1].world.dataset.fingerprint
+    assert left != recorded["data"]
+    environment.write_text(json.dumps(recorded | {"data": left}))
+    assert Federation.resume(tmp_path / "0.25").fit().rounds == 2
+    environment.write_text(json.dumps(recorded | {"data": "0" * 32}))
+    with pytest.raises(UserError, match="have changed"):
+        Federation.resume(tmp_path / "0.25")
+
+
+def test_the_model_of_a_client_loads_where_each_has_its_own(tmp_path: Path) -> None:
+    from isofed.models import load
+
+    run = small(method="fedbn", model="cnn", out=tmp_path / "run")
+    result = run.fit()
+    tensors, _ = load_tensors(tmp_path / "run" / "model.safetensors")
+    loaded = load(tmp_path / "run", client=2).state_dict()
+    for name, value in loaded.items():
+        own = tensors.get(f"client/2/{name}")
+        assert torch.equal(value, result.weights[name] if own is None else own)
+    assert any(not torch.equal(load(tmp_path / "run", client=1).state_dict()[k], v) for k, v in loaded.items())
+    with pytest.raises(UserError, match=r"one for each of them: load\(..., client=0\) gives that of client 0"):
+        load(tmp_path / "run")
+    with pytest.raises(UserError, match="client 99 has no part of its own .*; clients 0 to "):
+        load(tmp_path / "run", client=99)
+    small(out=tmp_path / "plain").fit()
+    with pytest.raises(UserError, match="client 0 has no part of its own .*; none has: leave client out"):
+        load(tmp_path / "plain", client=0)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"seed": 5}, "says seed=5, and the rounds that are done were made with 0"),
+        ({"partition": "iid"}, "says partition=iid"),
+        ({"lr": 0.01}, "says lr=0.01"),
+        ({"method": "fedprox"}, "says method=fedprox:mu=0.01, and .* with scaffold:"),
+    ],
+)
+def test_settings_that_were_changed_by_hand_make_another_run(change: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        small(method="scaffold", rounds=4, out=tmp_path / "run").fit(Stop(2))
+    config = tmp_path / "run" / "config.yaml"
+    before = config.read_text()
+    config.write_text(yaml.safe_dump(yaml.safe_load(before) | change))
+    with pytest.raises(UserError, match=said):
+        Federation.resume(tmp_path / "run").fit()
+    config.write_text(yaml.safe_dump(yaml.safe_load(before) | {"rounds": 3, "executor": "auto"}))
+    assert Federation.resume(tmp_path / "run").fit().rounds == 3

@@ -255,6 +255,8 @@ def show(key: str, value: Any) -> str:
     """The value of a setting as it is typed; what was left out goes by the word that says so."""
     if value is None and key in (*_AUTO, "norm"):
         return OWN if key == "norm" else "auto"
+    if key == "method" and isinstance(value, list):  # as a record holds it
+        return "+".join(map(str, spec.parse(value, key)))
     return spec.show(value)
 
 

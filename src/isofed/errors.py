@@ -16,6 +16,7 @@ _LISTED_BY = {
     "method": "isofed methods",
     "model": "isofed models",
     "data set": "isofed data",
+    "data set, file or folder": "isofed data",
 }
 _LONGEST = 2000  # characters of a message: what was typed or read may be of any length
 
@@ -42,7 +43,14 @@ class RunError(IsofedError, RuntimeError):
 
 
 class NotFinite(RunError, ValueError):
-    """What is to be measured holds a NaN or an infinity, so that there is no number to give."""
+    """What is to be measured holds a NaN or an infinity, so that there is no number to give.
+
+    What could be measured all the same is its ``rest``.
+    """
+
+    def __init__(self, message: str, rest: object = None) -> None:
+        super().__init__(message)
+        self.rest = rest
 
 
 class BadMethod(RunError):

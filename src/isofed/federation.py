@@ -6,7 +6,7 @@ import time
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
@@ -35,7 +35,7 @@ from isofed.questions import Questions
 from isofed.recorder import Recorder
 from isofed.records import RunFolder, environment
 from isofed.result import Result, advised, rounds_to
-from isofed.resuming import check_changes, check_data, check_files, check_rounds
+from isofed.resuming import check_changes, check_config, check_data, check_files, check_rounds, moved
 from isofed.store import Remembered
 from isofed.traces import Elsewhere
 
@@ -72,6 +72,8 @@ class Federation:
         settings: everything else.
     """
 
+    at_sites: ClassVar[bool] = False  # whether the clients' data lie elsewhere
+
     def __init__(
         self,
         *,
@@ -85,7 +87,7 @@ class Federation:
             settings["data"] = f"{GIVEN}:{dataset.name}"
         self._prepare(make_settings(settings), dataset, pool)
         tracking.check(self.settings.track, out is not None)
-        made_with = environment(str(self.device), self.world.dataset.fingerprint) | {"files": self.settings.files()}
+        made_with = environment(str(self.device), self.world.fingerprint) | {"files": self.settings.files()}
         self.folder = RunFolder.create(out, self.settings.to_dict(), made_with) if out else None
 
     @classmethod
@@ -94,20 +96,20 @@ class Federation:
     ) -> Federation:
         """Take up a run where its folder ends.
 
-        Only how it is computed may change (executor, device and the like) and, where no learning rate depends on that,
-        how many rounds it has: a finished run with more of them goes on, and becomes what it would have been with all
-        from the start.
+        Only how it is computed may change (executor, device and the like), where the data lie (root) and, where no
+        learning rate depends on that, how many rounds it has: a finished run with more of them goes on, and becomes
+        what it would have been with all from the start.
         """
         check_changes(path, changes)
         folder = RunFolder.open(path)
-        run = cls.__new__(cls)
-        run._prepare(make_settings(folder.config | changes), dataset, pool)
+        run, root = cls.__new__(cls), changes.pop("root", None)
+        run._prepare(make_settings((folder.config if run.at_sites else moved(folder, root)) | changes), dataset, pool)
         before = folder.config.get("rounds", run.settings.rounds)
         check_rounds(path, run.settings, before, len(folder.metrics()))
         run.folder, run._other_rounds = folder, run.settings.rounds != before
         tracking.check(run.settings.track, recorded=True)
         check_files(folder, run.settings)
-        check_data(folder, run.world.dataset.fingerprint, "go on")
+        check_data(folder, run.world, "go on")
         return run
 
     def _prepare(self, settings: Settings, dataset: Dataset | None, pool: Pool | Cluster | None) -> None:
@@ -151,6 +153,8 @@ class Federation:
             if self.folder and (done := self.folder.result()) is not None:
                 return Result.from_dict(done, self.folder.metrics(), self.folder.path, self.folder.model())
             self._take_up(watch)
+            if self.folder and self.round < self.settings.rounds:
+                self.folder.forget_diagnosis()
             watch = open.enter_context(tracking.tracked(self, watch))
             watch.start(self)
             memory = PeakMemory(self.device)
@@ -178,10 +182,11 @@ class Federation:
             if not self.round:
                 self.state = replace(self.state, clients=Remembered.nothing(*place))
             return
+        check_config(self.folder, self.settings, checkpoint.info.get("settings", {}))
         if checkpoint.note:
             self._note(checkpoint.note, watch)
         made_with = self.folder.environment
-        here = environment(str(self.device), self.world.dataset.fingerprint)
+        here = environment(str(self.device), self.world.fingerprint)
         changed = [k for k in ("isofed", "torch", "numpy") if made_with.get(k) != here[k]]
         if changed:
             self._note(f"resumed with another {', '.join(changed)}: the last bits of the result may differ", watch)
@@ -196,6 +201,10 @@ class Federation:
         clients = Remembered.restored(under("clients/", saved), *place)
         self.state = State(checkpoint.round, saved["weights"].to(self.device), server, clients)
         self._saved, self.history = checkpoint.round, self.folder.metrics()
+        if lost := sorted(set(range(1, checkpoint.round + 1)) - {line["round"] for line in self.history}):
+            which = f"{lost[0]}" if len(lost) == 1 else f"{lost[0]} to {lost[-1]}"
+            note = f"metrics.jsonl has lost {len(lost)} of the rounds {which}: times, traffic and the best accuracy"
+            self._note(f"{note} of this run are those of the others alone", watch)
         self.diagnostics = self.folder.diagnostics()
 
     def _one_round(self, executor: Executor, judge: Judge, watch: Watcher) -> None:
@@ -345,7 +354,7 @@ class Federation:
         tensors = {"weights": state.weights} | {f"server/{k}": v for k, v in state.server.items()}
         with state.clients.saving() as index:
             tensors |= {f"clients/{k}": v for k, v in index.items()}
-            self.folder.checkpoint(state.round, tensors, {})
+            self.folder.checkpoint(state.round, tensors, {"settings": self.settings.to_dict()})
         self._saved, self._save_time = state.round, time.monotonic()
         self._save_cost = self._save_time - now
 

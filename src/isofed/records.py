@@ -274,6 +274,10 @@ class RunFolder:
         """What ``isofed diagnose`` has found out so far; nothing before its first time."""
         return self._read_json(DIAGNOSIS) if (self.path / DIAGNOSIS).exists() else {}
 
+    def forget_diagnosis(self) -> None:
+        """What was found out about a model is of the past when rounds follow it."""
+        (self.path / DIAGNOSIS).unlink(missing_ok=True)
+
     def write_diagnosis(self, content: dict[str, Any]) -> None:
         """Replace what ``isofed diagnose`` has found out."""
         self._write_json(DIAGNOSIS, content)

@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from isofed import spec
 from isofed.config import HOW, Settings, show
+from isofed.data import AT_SITES, elsewhere
+from isofed.engine.world import World
 from isofed.errors import RunError, UserError, unknown
-from isofed.records import RunFolder
+from isofed.records import CONFIG, RunFolder
+
+_MAY_CHANGE = HOW | {"root"}  # where data lie may: that they are the same is checked
+
+
+def moved(folder: RunFolder, root: str | None) -> dict[str, Any]:
+    """The settings of a run whose data lie at ``root`` now, if that is given; refused where they are nowhere here."""
+    data = str(folder.config.get("data"))
+    if data == AT_SITES and (folder.path / "sites.json").exists():
+        raise UserError(
+            f"{folder.path} is a run at real sites, whose data are not here; "
+            "`isofed flower start`, or `up`, goes on with it"
+        )
+    return folder.config | (elsewhere(data, root) if root is not None else {})
 
 
 def check_changes(run: str | Path, changes: Mapping[str, Any]) -> None:
     """Refuse to resume a run with settings that make it another; what it would be then is a run of its own."""
-    for key in sorted(set(changes) - HOW - {"rounds"}):
+    for key in sorted(set(changes) - _MAY_CHANGE - {"rounds"}):
         if key not in Settings.model_fields:
             raise unknown("setting", key, Settings.model_fields)
         raise UserError(
-            f"'{key}' cannot change when a run is resumed, only rounds, {', '.join(sorted(HOW))} can; "
+            f"'{key}' cannot change when a run is resumed, only rounds, {', '.join(sorted(_MAY_CHANGE))} can; "
             f"for a new run write: isofed run {run}/config.yaml {key}={show(key, changes[key])} out=..."
         )
 
@@ -34,6 +50,21 @@ def check_rounds(run: str | Path, s: Settings, before: int, done: int) -> None:
         raise UserError(f"{run} has {done} rounds already, so rounds={s.rounds} is too few")
 
 
+def check_config(folder: RunFolder, settings: Settings, made_with: Mapping[str, Any]) -> None:
+    """Refuse to go on with settings that were written into the folder by hand: its record would tell of another run.
+
+    ``made_with`` are those of the rounds that are done. The data have their fingerprint, wherever they lie.
+    """
+    now = json.loads(json.dumps(settings.to_dict()))
+    for key in sorted(made_with.keys() & now.keys() - _MAY_CHANGE - {"rounds", "data"}):
+        if made_with[key] != now[key]:
+            here, before = show(key, now[key]), show(key, made_with[key])
+            raise UserError(
+                f"{folder.path / CONFIG} says {key}={here}, and the rounds that are done were made with {before}: "
+                f"put that back, or start a new run: isofed run {folder.path / CONFIG} out=..."
+            )
+
+
 def check_files(folder: RunFolder, settings: Settings) -> None:
     """A run of which a file has changed since is another run."""
     made_of = folder.environment.get("files", {})
@@ -46,7 +77,7 @@ def check_files(folder: RunFolder, settings: Settings) -> None:
             )
 
 
-def check_data(folder: RunFolder, fingerprint: str, what: str) -> None:
+def check_data(folder: RunFolder, world: World, what: str) -> None:
     """So is one whose data have; ``what`` can no longer be done with it."""
-    if folder.environment.get("data") != fingerprint:
+    if not world.has_data(folder.environment.get("data")):
         raise UserError(f"the data of the run {folder.path} have changed since it was started, so it cannot {what}")

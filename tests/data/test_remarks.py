@@ -76,6 +76,20 @@ def test_classes_that_differ_by_case_or_blanks_are_told(sites: Path) -> None:
     assert note.startswith(said) and note.endswith("rename the folders if they are the same")
 
 
+def test_classes_and_sites_without_a_test_picture_are_told(tmp_path: Path, sites: Path) -> None:
+    picture(sites / "a" / "rare" / "0.png")
+    assert load(str(sites)).notes == ("there is no test picture of class 'rare', so no accuracy tells of it",)
+    for n in range(7):
+        picture(sites / "b" / f"rare{n}" / "0.png")
+    said = "there is no test picture of class 'rare', 'rare0', 'rare1', 'rare2', 'rare3' and 3 more, so no accuracy"
+    assert load(str(sites)).notes[0].startswith(said)
+    for part, where in (("train", "ab"), ("test", "b")):
+        for site in where:
+            for label in ("cat", "dog"):
+                picture(tmp_path / "own" / part / site / label / "0.png")
+    assert load(str(tmp_path / "own")).notes == ("there is no test picture of site 'a', so no accuracy tells of it",)
+
+
 def test_all_broken_pictures_are_counted_and_some_named(sites: Path) -> None:
     broken = [sites / "a" / "cat" / f"{number}.png" for number in range(5)]
     broken[0].write_bytes(b"nothing")

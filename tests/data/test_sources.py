@@ -42,7 +42,9 @@ def test_every_source_has_a_line_about_it() -> None:
 
 
 def test_names_that_do_not_exist_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no data set 'digit': did you mean 'digits'\? `isofed data` lists all"):
+    with pytest.raises(
+        UserError, match=r"no data set, file or folder 'digit': did you mean 'digits'\? `isofed data` lists all"
+    ):
         data.load("digit")
     with pytest.raises(UserError, match="no option of data set 'synthetic' called 'sample': did you mean 'samples'"):
         data.load("synthetic:sample=3")

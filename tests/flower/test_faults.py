@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("flwr")
 
@@ -213,9 +214,24 @@ def test_a_number_belongs_to_the_node_that_first_gave_it(tmp_path: Path) -> None
     grid = Loop(values, tmp_path / "states", 2)
     grid.nodes = {200: grid.nodes[100], 101: grid.nodes[101]}
     grid.contexts[200] = grid.contexts[100]
-    why = r"without site 0; a node that is connected \('clinic-0'\) says it is site 0, which is the node of 'clinic-0'"
+    why = r"without site 0; a node that is connected \('clinic-0'\) says it is site 0, and has another key than"
     with pytest.raises(RunError, match=f"only 1 of 2 sites are connected, {why}"):
         deployed(tmp_path, values, grid)
+
+
+def test_a_run_goes_on_with_more_rounds_and_not_with_other_settings(tmp_path: Path) -> None:
+    few, more = table(tmp_path, rounds=2), table(tmp_path, rounds=4)
+    deployed(tmp_path, few, Loop(few, tmp_path / "states", 2))
+    result = deployed(tmp_path, more, Loop(more, tmp_path / "states", 2))
+    whole = table(tmp_path / "whole", rounds=4)
+    at_once = deployed(tmp_path / "whole", whole, Loop(whole, tmp_path / "whole" / "states", 2))
+    assert [line["round"] for line in result.history] == [1, 2, 3, 4]
+    assert all(torch.equal(result.weights[k], v) for k, v in at_once.weights.items())
+    other = more | {"lr": 0.7}
+    with pytest.raises(UserError, match="holds a run with another lr"):
+        deployed(tmp_path, other, Loop(other, tmp_path / "states", 2))
+    with pytest.raises(UserError, match="has 4 rounds already"):
+        deployed(tmp_path, few, Loop(few, tmp_path / "states", 2))
 
 
 def test_sites_that_never_come_are_named(tmp_path: Path) -> None:

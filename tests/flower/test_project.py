@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,8 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key, l
 
 from isofed.cli import app
 from isofed.config import settings as make_settings
-from isofed.errors import UserError
+from isofed.errors import RunError, UserError
+from isofed.federation import Federation
 from isofed.flower import terms
 from isofed.flower.control import Status
 from isofed.flower.keys import Keys, make_server_keys, make_site_key, write_secret
@@ -218,6 +220,60 @@ def test_a_run_folder_that_cannot_be_made_is_said_before_anything_is_started(tmp
     assert (code, "cannot make the run folder" in said, "are up" in said) == (2, True, False)
 
 
+def test_a_run_that_is_over_is_shown_again_and_nothing_is_started(tmp_path: Path) -> None:
+    words = {"data": "digits", "clients": 2, "rounds": 1, "model": "mlp", "lr": 0.1}
+    write_project(tmp_path / "p", words | {"out": str(tmp_path / "run")})
+    settings, _ = terms.read(read_table(tmp_path / "p"))
+    Federation(out=tmp_path / "run", **settings.to_dict()).fit()
+    given = [f"{k}={v}" for k, v in words.items()]
+    code, said = call("up", *given, f"out={tmp_path / 'run'}")
+    assert code == 0 and "is over" in said and "after 1 rounds; recorded in" in said and "are up" not in said
+    # A trial's keys went with it, so that its sites would never be let in again.
+    code, said = call("up", *given, "seed=5", f"out={tmp_path / 'run'}")
+    assert code == 2 and "holds a trial of other settings, or one that was stopped" in said and "are up" not in said
+    code, said = call("start", tmp_path / "p", "--server", "127.0.0.1:1")
+    assert code == 0 and "is over" in said
+
+
+def test_what_was_not_said_to_new_is_told(tmp_path: Path) -> None:
+    code, said = call("new", tmp_path / "p")
+    assert code == 0 and "the classes benign,malignant are an example" in said
+    assert "example" not in call("new", tmp_path / "q", "classes=a,b")[1]
+    for own in ("method=mine.py:Mine", "model=mine.py:net"):
+        code, said = call("new", tmp_path / "r", own)
+        assert code == 2 and "is a file, and sites run no code that they have not installed" in said
+        assert not (tmp_path / "r").exists()
+
+
+class Begins:
+    """In place of a server's controls: the run waits for its sites."""
+
+    def __enter__(self) -> Begins:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def start(self, app: Path) -> int:
+        return 1
+
+    def status(self, run: int) -> Status:
+        return Status(over=False, well=False, details="")
+
+
+def test_a_site_that_cannot_take_part_ends_a_trial_before_its_first_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_project(tmp_path / "app", {"data": "digits", "clients": 2})
+    local = Local(tmp_path / "app", tmp_path / "work")
+    monkeypatch.setattr(local, "control", Begins)
+    (tmp_path / "work" / "logs" / "site-1.log").write_text("ERROR : isofed: 3 pictures are broken\n")
+    said: list[str] = []
+    with pytest.raises(RunError, match="the run cannot begin: site-1: 3 pictures are broken"):
+        local.run(said=said.append)
+    assert said == ["site-1: 3 pictures are broken"]
+
+
 class Ended:
     """In place of a server's controls: the run is over, and went well."""
 
@@ -299,7 +355,8 @@ def test_a_long_request_is_not_read(announced: bytes, pieces: list[int], read: i
         sent.append(message)
 
     scope = {"type": "http", "headers": [(b"content-length", announced)]}
-    asyncio.run(Bounded(inner, most=10)(scope, receive, send))
+    with ThreadPoolExecutor(1) as thread:  # the tests of the page in a browser leave a loop running in this one
+        thread.submit(lambda: asyncio.run(Bounded(inner, most=10)(scope, receive, send))).result()
     assert got[0] == read
     assert bool(sent) == (read == 0)
 

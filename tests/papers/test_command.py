@@ -41,6 +41,16 @@ def test_a_table_is_shown(tmp_path: Path) -> None:
     assert code == 0 and "UniVarFL table 2" in out and " 20.0 1 " in out and "not run: " in out
 
 
+def test_what_a_setting_that_was_tried_out_gave_is_told_beside_no_table(tmp_path: Path) -> None:
+    cells = matching(load("univarfl", "table2").cells, "rho=0.1", "FedAvg")
+    write(tmp_path, Job(cells[0], 0), {"accuracy": 20.0})
+    write(tmp_path, Job(cells[0], 0, probe=(("lr", "0.5"),)), {"accuracy": 34.5})
+    words = ("univarfl", "table2", "only=rho=0.1", "methods=FedAvg", "lr=0.5", "seeds=2", "--show")
+    code, out, _ = isofed(*words, f"results={tmp_path}")
+    assert code == 0 and "tried out, and so in no table:" in out and "20.0" not in out
+    assert "seed 0: accuracy 34.5" in out and "seed 1: not run" in out
+
+
 @pytest.mark.parametrize("words", [["univarfl"], ["univarfl", "table2", "--show"]])
 def test_a_folder_without_results_is_told_of(words: list[str], tmp_path: Path) -> None:
     note = f"note: there is no folder {tmp_path / 'elsewhere'} with results here; results=FOLDER says where they are"

@@ -109,6 +109,10 @@ def test_the_curvature_counts_each_client_with_itself(tmp_path: Path) -> None:
     assert measures["H_D"] == pytest.approx(np.mean(cosines), rel=1e-4)
     assert measures["lambda_max"] == pytest.approx(float(diagnosis["curvature"]["eigenvalues"][0]), rel=1e-5)
     assert measures["H_T"] == pytest.approx(diagnosis["curvature"]["trace"], rel=1e-5)
+    # What each client adds to it is told, and kept with the result.
+    each = figures.numbers([], diagnosis, [])["figure"]["curvature"]["clients"]
+    assert each["clients"] == [0, 1, 2] and each["lengths"] == pytest.approx(norms, rel=1e-4)
+    assert each["traces"] == pytest.approx([t.sum() for t in traces], rel=1e-4)
 
 
 def test_the_numbers_of_a_figure_are_those_of_its_last_line() -> None:

@@ -20,6 +20,7 @@ from isofed.papers.data import Data
 from isofed.papers.plan import Job, Length
 from isofed.papers.results import Results
 from isofed.papers.runner import run
+from isofed.records import RunFolder
 
 from .made import cell, jobs
 
@@ -110,7 +111,7 @@ def test_a_spent_budget_stops_between_rounds_and_the_next_call_goes_on(tmp_path:
 
 
 def test_what_cannot_be_expected_to_end_is_not_carried_on(tmp_path: Path, short_reserve: None) -> None:
-    todo = jobs(cell("FedAvg", {"rounds": 1000}))
+    todo = jobs(cell("FedAvg", {"rounds": 100_000}))
     heard = Heard()
     outcome = run(todo, Results(tmp_path / "r"), tmp_path / "runs", Budget(3.0), heard, whole=True)
     assert outcome.over and len(heard.rounds) in (2, 3)
@@ -163,6 +164,23 @@ def test_a_row_that_differs_only_at_the_end_branches_off(tmp_path: Path) -> None
     one, two = dict(measures(tmp_path / "r", todo[1])), dict(measures(tmp_path / "own", own[0]))
     assert one.pop("seconds") and two.pop("seconds") and one == two
     assert one["before"] == measures(tmp_path / "r", todo[0])["accuracy"]
+
+
+def test_a_row_that_was_killed_while_it_branched_off_is_branched_off_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, branched = jobs(cell())[0], jobs(cell("FFC", after="FedAvg"))[0]
+    run([base], Results(tmp_path / "r"), tmp_path / "runs", FOREVER, Heard(), keep=True)
+    with monkeypatch.context() as killed:
+        killed.setattr(RunFolder, "checkpoint", lambda *_: os.kill(os.getpid(), signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            run([base, branched], Results(tmp_path / "r"), tmp_path / "runs", FOREVER, Heard(), keep=True)
+    again = Heard()
+    run([base, branched], Results(tmp_path / "r"), tmp_path / "runs", FOREVER, again, keep=True)
+    assert again.rounds == [] and measures(tmp_path / "r", branched)["accuracy"] is not None
+    # The state is the row's own now, so that nobody takes its settings for changed ones.
+    last = RunFolder.open(branched.folder(tmp_path / "runs")).latest()
+    assert last is not None and "ffc" in json.dumps(last.info["settings"]["method"])
 
 
 def test_models_of_finished_runs_go_unless_they_are_to_be_kept(tmp_path: Path) -> None:

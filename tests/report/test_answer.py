@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from isofed.report.answer import Answer, answer
 from isofed.report.gather import Reader
+from isofed.report.page import content
 from tests.report.made import add_privacy, make_comparison, make_run
 
 
@@ -56,6 +58,23 @@ def test_a_lead_over_all_and_over_none(tmp_path: Path) -> None:
 def test_equal_differences_are_no_certainty(tmp_path: Path) -> None:
     said = dict(of(make_comparison(tmp_path, {"fedavg": [0.5, 0.5], "fedprox": [0.75, 0.75]})).details)
     assert "told apart from none" in said["how sure"]
+
+
+def test_methods_that_are_level_are_told_as_such(tmp_path: Path) -> None:
+    finals = {"fedavg": [1.0, 1.0], "fedprox": [1.0, 1.0], "scaffold": [1.0, 1.0], "central": [1.0, 1.0]}
+    said = of(make_comparison(tmp_path / "all", finals, target=0.9))
+    details = dict(said.details)
+    assert said.headline == "fedavg, fedprox and scaffold are level, with 100.0 ± 0.0 % accuracy."
+    assert "by how much" not in details and "how sure" not in details
+    assert details["at what cost"].startswith("fedavg: ") and details["to the target"].startswith("fedavg reached")
+    said = of(make_comparison(tmp_path / "two", {"fedavg": [0.6, 0.8], "fedprox": [0.8, 0.6], "feduv": [0.3, 0.4]}))
+    assert said.headline == "fedavg and fedprox are level, with 70.0 ± 14.1 % accuracy."
+    assert dict(said.details)["by how much"].startswith("+35.0 points over feduv")
+
+
+def test_one_picture_more_in_every_seed_is_no_certainty(tmp_path: Path) -> None:
+    finals = {"fedavg": [269 / 359, 270 / 359], "fedprox": [270 / 359, 271 / 359]}
+    assert "told apart from none" in dict(of(make_comparison(tmp_path, finals)).details)["how sure"]
 
 
 def test_one_seed_says_nothing_about_chance(tmp_path: Path) -> None:
@@ -112,9 +131,18 @@ def test_runs_on_different_data_have_no_single_winner(tmp_path: Path) -> None:
     ]
 
 
+def test_a_run_at_sites_has_no_split_and_no_command_that_repeats_it(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", [0.5])
+    config = folder.path / "config.yaml"
+    config.write_text(yaml.safe_dump(yaml.safe_load(config.read_text()) | {"data": "sites"}))
+    found = Reader().read([folder.path])
+    assert answer(found).question == "How far does fedavg get at 4 sites, in 20 rounds?"
+    assert content(found)["repeat"] == []
+
+
 def test_data_that_changed_between_runs_are_different_data(tmp_path: Path) -> None:
     make_run(tmp_path / "a", [0.5], "fedavg", rounds=1)
-    make_run(tmp_path / "b", [0.6], "fedprox", rounds=1)
+    make_run(tmp_path / "b", [0.55], "fedprox", rounds=1)
     make_run(tmp_path / "c", [0.7], "fedavg", seed=1, rounds=1)
     assert of(tmp_path).headline == "fedavg, with 60.0 ± 14.1 % accuracy."
     environment = tmp_path / "c" / "environment.json"

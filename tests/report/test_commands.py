@@ -13,13 +13,13 @@ from tests.report.made import make_run
 
 
 def test_a_comparison_becomes_one_page(tmp_path: Path) -> None:
-    succeeds("compare", "fedavg", "fedprox", *SMALL, "rounds=2", "seeds=2", "out=runs", cwd=tmp_path)
+    succeeds("compare", "fedavg", "feddyn", *SMALL, "rounds=2", "seeds=2", "out=runs", cwd=tmp_path)
     said = succeeds("report", "runs", cwd=tmp_path)
     assert "Which of these 2 methods gets furthest" in said and "4 runs on one page" in said
     assert "Over 2 seeds, " in said  # how sure it is: the headline alone would claim too much
     page = (tmp_path / "report.html").read_text("utf-8")
-    assert page.startswith("<!doctype html>") and '"method":"fedprox"' in page and '"counts":[[' in page
-    succeeds("report", "runs/fedavg/seed-0", "runs/fedprox/seed-1", "out=other.html", cwd=tmp_path)
+    assert page.startswith("<!doctype html>") and '"method":"feddyn"' in page and '"counts":[[' in page
+    succeeds("report", "runs/fedavg/seed-0", "runs/feddyn/seed-1", "out=other.html", cwd=tmp_path)
     assert "they have no seed in common" in (tmp_path / "other.html").read_text("utf-8")
 
 

@@ -11,19 +11,24 @@ from isofed import spec
 from isofed.data.base import Dataset, Part, validation_split
 from isofed.data.hugging_face import from_hugging_face
 from isofed.data.sources import SOURCES, Progress, source
-from isofed.errors import UserError
+from isofed.errors import UserError, unknown
 
 __all__ = [
+    "AT_SITES",
     "Dataset",
     "Part",
     "Progress",
     "absolute",
+    "elsewhere",
     "from_hugging_face",
     "load",
     "option_names",
     "sources",
     "validation_split",
 ]
+
+
+AT_SITES = "sites"  # the value of ``data`` where each site of a deployment has its own folder
 
 
 def load(data: str | os.PathLike[str], root: str | None = None, progress: Progress | None = None) -> Dataset:
@@ -35,6 +40,15 @@ def load(data: str | os.PathLike[str], root: str | None = None, progress: Progre
     """
     choice, root = _chosen(data, root)
     return spec.make(source(choice.name), choice, "data set").load(root, progress)
+
+
+def elsewhere(data: str, root: str) -> dict[str, Any]:
+    """The settings that say that data lie in another place now: ``root`` is a data set's, or takes a path's place."""
+    if data.partition(":")[0] in SOURCES:
+        return {"root": root}
+    _, colon, options = data.rpartition(":")  # the old place need not be there any more
+    place = str(Path(root).expanduser().absolute())
+    return {"data": f"{place}:{options}" if colon and "=" in options and "/" not in options else place}
 
 
 def _chosen(data: Any, root: str | None = None) -> tuple[spec.Choice, str | None]:
@@ -81,7 +95,10 @@ def _from_path(text: str, root: str | None) -> tuple[spec.Choice, str]:
     if not os.path.exists(path):
         if os.sep in text or "/" in text or text.startswith((".", "~")) or path.suffix.lower() == ".npz":
             raise UserError(f"there is no file or folder '{text}': data must be a path that exists or a known name")
-        source(spec.parse_one(text, "data set").name)  # says which names there are
+        name = spec.parse_one(text, "data set").name
+        if name == AT_SITES:
+            raise UserError("data=sites are those of real sites, which are not here: see isofed flower --help")
+        raise unknown("data set, file or folder", name, SOURCES)
     if root is not None:
         raise UserError(f"the data '{text}' are a path already: leave out root, or name the kind, like data=folder")
     if path.is_dir():

@@ -54,8 +54,8 @@ def _with_models(console: Console, runs: list[Diagnosis]) -> list[Diagnosis]:
 def diagnosed(run: Diagnosis, section: Callable[[Diagnosis, str], Tell] | None = None) -> dict[str, Any]:
     """All that was asked for, written into the run folder beside what was found before.
 
-    A section of numbers that are not finite is empty, and ``not_finite`` says why: that is what there is to know about
-    the run, and the next section may still be measured.
+    A section of numbers that are not finite is empty, or holds those that are, and ``not_finite`` says why: that is
+    what there is to know about the run, and the next section may still be measured.
     """
     content: dict[str, Any] = {"isofed": __version__, "method": run.settings.method.shown(), "seed": run.settings.seed}
     content = run.folder.diagnosis() | content
@@ -66,10 +66,15 @@ def diagnosed(run: Diagnosis, section: Callable[[Diagnosis, str], Tell] | None =
         try:
             content[name] = plain(run.measure(name, tell))
         except NotFinite as error:
-            content[name], why[name] = None, str(error)
+            content[name], why[name] = plain(error.rest), str(error)
         content = {k: v for k, v in content.items() if k != NOT_FINITE} | ({NOT_FINITE: why} if why else {})
         run.folder.write_diagnosis(content)  # each time: what is done stays when the next one is stopped
     return content
+
+
+def missing(content: Mapping[str, Any], section: str) -> str:
+    """What a section is in which some numbers are not finite."""
+    return "left out" if content.get(section) is None else "not complete"
 
 
 class _Progress:
@@ -121,7 +126,7 @@ def _print(console: Console, found: Mapping[str, Mapping[str, Any]]) -> None:
     show_table(console, out)
     for path, content in found.items():
         for section, why in content.get(NOT_FINITE, {}).items():
-            note = f"note: {section} of {path} is left out: {why}"
+            note = f"note: {section} of {path} is {missing(content, section)}: {why}"
             console.print(note, highlight=False, markup=False, soft_wrap=True)
     if any(between_clients(content.get("curvature") or {})["noise"] for content in found.values()):
         console.print(

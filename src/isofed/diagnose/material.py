@@ -26,7 +26,7 @@ from isofed.layout import Layout, Tensors
 from isofed.probe import AT_ONCE, Probe
 from isofed.recorder import evenly
 from isofed.records import MODEL, Kept, RunFolder
-from isofed.resuming import check_data, check_files
+from isofed.resuming import check_data, check_files, moved
 
 _SMALL = 2e9  # multiply-accumulates of a pass up to which several threads only get in each other's way
 
@@ -45,11 +45,11 @@ class Material:
 
     def __init__(self, path: str | Path, options: Options, dataset: Dataset | None = None) -> None:
         self.folder, self.options = RunFolder.open(path), options
-        self.settings = make_settings(self.folder.config)
+        self.settings = make_settings(moved(self.folder, options.root))
         self.device = self._device()
         self.world = World.create(self.settings, dataset)
         check_files(self.folder, self.settings)
-        check_data(self.folder, self.world.dataset.fingerprint, "be diagnosed")
+        check_data(self.folder, self.world, "be diagnosed")
         network = self.world.network()
         self.layout = Layout.of(network, self.settings.method.share(network))
         self.history = self.folder.metrics()

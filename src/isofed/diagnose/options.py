@@ -22,6 +22,7 @@ class Options:
     points: int = 21  # of the landscape, in each direction
     clients: int = 5  # whose curvature and features are looked at, where their models were kept
     device: str | None = None
+    root: str | None = None  # where the data lie, if not where they did
 
     @classmethod
     def of(cls, values: Mapping[str, str]) -> Options:
@@ -33,6 +34,8 @@ class Options:
                 raise unknown("option of diagnose", key, names)
             if key == "device":
                 made = replace(made, device=text)
+            elif key == "root":
+                made = replace(made, root=text)
             elif key == "only":
                 chosen = tuple(word.strip() for word in text.split(",") if word.strip())
                 for word in chosen:

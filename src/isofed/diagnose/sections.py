@@ -15,7 +15,7 @@ from isofed.diagnose.material import Material, Model
 from isofed.diagnostics.bought import bought
 from isofed.diagnostics.cost import cost as cost_of
 from isofed.diagnostics.hessian import DEFLATE, deflation_products
-from isofed.errors import UserError
+from isofed.errors import NotFinite, UserError
 from isofed.recorder import evenly, short
 
 Tell = Callable[[int, int], None]  # is told how much of a section is done, and of how much at most
@@ -118,13 +118,19 @@ def curvature(run: Material, tell: Tell) -> dict[str, Any]:
     for model in several:
         run.train.bind(model.weights)
         told = products.next()
-        diagonals.append(diagnostics.hessian_diagonal(network, data, probes=probes, batch_size=size, progress=told))
+        try:
+            diagonals.append(diagnostics.hessian_diagonal(network, data, probes=probes, batch_size=size, progress=told))
+        except NotFinite as error:
+            raise NotFinite(f"of client {model.client}'s model, {error}", found) from None
     if diagonals:
         whole = diagnostics.hessian_match([d.values for d in diagonals])
         traces = diagnostics.hessian_match([d.traces for d in diagonals])
         found["clients"] = {
             "clients": [model.client for model in run.local],
             "round": run.local[0].round,
+            # Of each tensor's trace: who makes H_N_traces what it is.
+            "traces": [float(d.traces.sum()) for d in diagonals],
+            "lengths": [float(d.traces.norm()) for d in diagonals],
             "H_N": whole.norm,
             "H_D": whole.direction,
             "H_N_traces": traces.norm,

@@ -33,6 +33,16 @@ class World:
     dataset: Dataset
     parts: Mapping[str, Part]  # "train", "test" and, where asked for, "validation"
     clients: list[np.ndarray]  # each client's positions in the training part
+    whole: str = ""  # the fingerprint of the data before a validation part was held out, where one was
+
+    @property
+    def fingerprint(self) -> str:
+        """What stands for the data, whatever part of them is held out."""
+        return self.whole or self.dataset.fingerprint
+
+    def has_data(self, fingerprint: object) -> bool:
+        """Whether a fingerprint is that of these data; runs used to note that of what was left to train on."""
+        return fingerprint == self.fingerprint or (bool(self.whole) and fingerprint == self.dataset.fingerprint)
 
     @classmethod
     def create(cls, settings: Settings, dataset: Dataset | None = None) -> World:
@@ -41,7 +51,7 @@ class World:
             raise UserError("this run was made with a data set given in Python; resume it there, with dataset=...")
         dataset = dataset or load(settings.data, settings.root)
         parts = {"train": dataset.train, "test": dataset.test}
-        whole = dataset.train
+        whole, fingerprint = dataset.train, dataset.fingerprint if settings.validation else ""
         if settings.validation:
             dataset, held_out = validation_split(dataset, settings.validation, settings.seed)
             parts = {"train": dataset.train, "validation": held_out, "test": dataset.test}
@@ -57,7 +67,7 @@ class World:
                 place = np.full(len(whole), -1)
                 place[kept] = np.arange(len(kept))
                 clients = [place[c][place[c] >= 0] for c in clients]
-        world = cls(settings, dataset, parts, clients)
+        world = cls(settings, dataset, parts, clients, fingerprint)
         # Whatever the pictures, the network or the clients make impossible is said here, before any work.
         augment = parse_augment(settings.augment)
         drawn = augment.draw(1, 1, generator(settings.seed, "check"), dataset.shape)

@@ -14,7 +14,8 @@ from typing import Any
 
 from rich.console import Console
 
-from isofed.config import read_words
+from isofed.config import read_words, settings
+from isofed.data import AT_SITES
 from isofed.display import many, percent
 from isofed.errors import RunError, UserError
 from isofed.files import locked
@@ -29,8 +30,10 @@ from isofed.flower.keys import Keys, make_server_keys, make_site_key, private_fo
 from isofed.flower.local import Local, open_server, reason, run_folder, tell
 from isofed.flower.processes import Group, check_installed, start_site
 from isofed.flower.project import read_table, write_project
-from isofed.flower.terms import AT_SITES
+from isofed.flower.terms import changed, read
+from isofed.records import CONFIG, RESULT, RunFolder
 
+OVER = "the run in {} is over; more rounds, or another out=, would make it go on or begin another"
 NO_KEYS = "--insecure: nothing is encrypted, and whoever can reach the port can read the model, take part and end runs"
 
 
@@ -42,6 +45,9 @@ def new(console: Console, folder: Path, words: Sequence[str]) -> None:
         console,
         f"{folder} is ready; {folder / 'README.md'} says how to go on. To try it here: isofed flower up {folder}{own}",
     )
+    if own and not any(word.startswith("classes=") for word in words):
+        said = f"the classes {table['classes']} are an example: write yours into {folder / 'pyproject.toml'} first"
+        _say(console, said)
 
 
 def _typed(values: dict[str, Any]) -> dict[str, Any]:
@@ -99,6 +105,15 @@ def up(console: Console, words: Sequence[str], insecure: bool, quiet: bool) -> N
             _say(console, NO_KEYS)
         local = Local(app, work, _folders(folders), insecure)
         _enough(local, folders)
+        if _is_over(app, local.folder):
+            _say(console, OVER.format(local.folder))
+            _result(console, local.folder)
+            return
+        if not given and (local.folder / CONFIG).exists():
+            raise UserError(
+                f"{local.folder} holds a trial of other settings, or one that was stopped, whose keys are gone: choose "
+                "another out=; a project of `isofed flower new` can go on"
+            )
         _writable(local.folder)
         try:
             with local:
@@ -117,6 +132,13 @@ def up(console: Console, words: Sequence[str], insecure: bool, quiet: bool) -> N
                 shutil.copytree(work / "logs", logs, dirs_exist_ok=True)
             raise RunError(f"{error}; the logs are in {logs}") from error
     _result(console, out)
+
+
+def _is_over(app: Path, out: Path) -> bool:
+    """Whether a run folder holds the whole run that a project asks for."""
+    if not (out / RESULT).exists():
+        return False
+    return not changed(settings(RunFolder.open(out).config), read(read_table(app))[0])
 
 
 def _enough(local: Local, folders: str | None) -> None:
@@ -239,13 +261,17 @@ def start(console: Console, folder: Path, server: str, insecure: bool, quiet: bo
     """Register the sites, start the run and follow it."""
     check_installed()
     out = run_folder(folder)
+    if _is_over(folder, out):
+        _say(console, OVER.format(out))
+        _result(console, out)
+        return
     found = _keys(folder, insecure)
     with Control(server, found) as control:
         for key in found.public() if found else ():
             if control.register(key) and not quiet:
                 _say(console, f"{key.stem} may take part from now on")
         if (seen := tell(out, 0, lambda line: None)) and not quiet:
-            _say(console, f"the run in {out} goes on after {seen} rounds")
+            _say(console, f"the run in {out} goes on after {many(seen, 'round')}")
         run = control.start(folder)
         try:
             while not (status := control.status(run)).over:

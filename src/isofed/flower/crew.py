@@ -130,7 +130,7 @@ class Crew:
             raise BadMessage(f"('{name}') runs isofed {wire.text(facts, 'version')[:20]}, and the server {__version__}")
         new, old = Member(node, name, wire.whole(facts, "samples")), self.members.get(number)
         if old is not None and self._bound and old.node != node:
-            raise BadMessage(f"('{name}') says it is site {number}, which is the node of '{old.name}'")
+            raise BadMessage(f"('{name}') says it is site {number}, and has another key than '{old.name}' had as such")
         if old is not None and not self._bound and number in self._seen and old.node in set(self.grid.get_node_ids()):
             raise BadMessage(f"('{name}') says it is site {number}, and so does '{old.name}', which is still connected")
         if old is not None and old.samples != new.samples:

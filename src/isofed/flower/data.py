@@ -14,11 +14,11 @@ import numpy as np
 import torch
 
 from isofed.config import Settings
-from isofed.data import Dataset, Part, load
+from isofed.data import AT_SITES, Dataset, Part, load
 from isofed.engine.world import World
 from isofed.errors import UserError
 from isofed.flower.pictures import read_pictures
-from isofed.flower.terms import AT_SITES, Refusal, Table, Terms, site_folder
+from isofed.flower.terms import Refusal, Table, Terms, site_folder
 
 Adapter = Callable[[Path, tuple[int, int, int]], Dataset]  # folder, and (channels, height, width) of a picture
 

@@ -24,6 +24,8 @@ from isofed.store import Remembered
 class Deployed(Federation):
     """A federation whose clients are the sites of a crew, given as ``pool``."""
 
+    at_sites = True
+
     def _prepare(self, settings: Settings, dataset: Dataset | None, pool: Any) -> None:
         self.crew = cast(Crew, pool)
         super()._prepare(settings, dataset, None)

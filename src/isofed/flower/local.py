@@ -18,6 +18,7 @@ from isofed.flower.control import Control, Status
 from isofed.flower.keys import Keys, make_server_keys, make_site_key, private_folder
 from isofed.flower.processes import Group, check_installed, start_server, start_site, stop, wait_until
 from isofed.flower.project import read_table
+from isofed.records import CONFIG
 
 READY = 60.0  # seconds for a server to start
 _ERROR = re.compile(r"ERROR\b.*?isofed: (.+)")  # a line of a site's log; Flower writes its level in colour
@@ -117,9 +118,13 @@ class Local:
             while True:
                 status = control.status(run)
                 self.revive()
-                for text in self._complaints():
+                complaints = self._complaints()
+                for text in complaints:
                     said(text)
                 seen = tell(out, seen, told)
+                if complaints and not (out / CONFIG).exists() and not status.over:
+                    # A run begins when all sites are there, and these will not be: what is wrong there stays wrong.
+                    raise RunError(f"the run cannot begin: {'; '.join(complaints)}")
                 if status.over and not status.well:
                     raise RunError(f"the run has failed: {reason(status)}")
                 if status.over:

@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from isofed.data import AT_SITES
 from isofed.errors import UserError
 from isofed.flower import terms as deployment
 
 DEFAULTS: dict[str, Any] = {
     "method": "fedavg",
-    "data": deployment.AT_SITES,
+    "data": AT_SITES,
     "classes": "benign,malignant",
     "shape": "3,32,32",
     "mean": "",
@@ -87,7 +88,7 @@ def write_project(folder: Path, values: Mapping[str, Any]) -> dict[str, Any]:
     for name in ("mean", "std"):
         if name not in values:  # as many as there are channels
             table[name] = ",".join(["0.5"] * _channels(str(table["shape"])))
-    if table["data"] != deployment.AT_SITES:
+    if table["data"] != AT_SITES:
         table = {k: v for k, v in table.items() if k not in _OF_SITES}
     if "local_steps" in values and "local_epochs" not in values:  # the two exclude each other
         del table["local_epochs"]
@@ -128,7 +129,7 @@ def _clear(folder: Path, keep: bool) -> None:
 
 def _readme(table: Mapping[str, Any]) -> str:
     words = {"@SITES@": str(table["clients"]), "@OUT@": str(table["out"]), "@FOLDERS@": ""}
-    if table["data"] == deployment.AT_SITES:  # each site needs one of its own
+    if table["data"] == AT_SITES:  # each site needs one of its own
         words["@FOLDERS@"] = " folders=/path/to/a/folder/with/one/for/each/site"
     text = _text("README.md")
     for mark, word in words.items():

@@ -59,8 +59,12 @@ def federate(grid: Grid, settings: Settings, terms: Terms) -> Result:
         crew = Crew(grid, terms, settings.clients or 1, lambda text: log.warning("isofed: %s", text), bound)
         crew.gather()
         if (out / CONFIG).exists():
-            run: Any = Deployed.resume(out, pool=crew)  # type: ignore[arg-type]
-            _same(run.settings, settings, out)
+            # With more rounds it becomes what it would have been with all from the start, as any run does.
+            run: Any = Deployed.resume(out, pool=crew, rounds=settings.rounds)  # type: ignore[arg-type]
+            if other := deployment.changed(run.settings, settings):
+                raise UserError(
+                    f"{out} holds a run with another {other[0]}; choose another out=, or the settings of that run"
+                )
         else:
             run = Deployed(out=out, pool=crew, **settings.to_dict())  # type: ignore[arg-type]
         result: Result = run.fit(_Told())
@@ -93,15 +97,6 @@ def _possible(settings: Settings, terms: Terms) -> None:
     """Say what cannot be run with this network and these pictures before any site is waited for."""
     world = server_world(settings, terms, [1] * (settings.clients or 1))
     settings.method.share(world.network())
-
-
-def _same(there: Settings, asked: Settings, out: Path) -> None:
-    """A run folder is of one run."""
-    old, new = there.to_dict(), asked.to_dict()
-    if changed := sorted(key for key in old if old[key] != new[key] and key not in ("executor", "device")):
-        raise UserError(
-            f"{out} holds a run with another {changed[0]}; choose another out=, or the settings of that run"
-        )
 
 
 class _Told(Watcher):

@@ -17,12 +17,12 @@ from typing import Any
 from isofed import spec
 from isofed.config import Settings
 from isofed.config import settings as make_settings
+from isofed.data import AT_SITES
 from isofed.data.sources import SOURCES
 from isofed.draws import drawn
 from isofed.errors import UserError, unknown
 from isofed.plugins import is_file_reference
 
-AT_SITES = "sites"  # the value of ``data`` where each site has its own folder
 NO_FILES = frozenset({"digits", "digits-domains", "synthetic"})  # data sets that a site can make without any file
 
 Table = Mapping[str, Any]
@@ -39,7 +39,7 @@ class Terms:
     out: str = "runs/flower"  # the run folder, on the server's machine
     min_clients: int = 2  # fewer good updates than this, and a round is skipped
     deadline: float = 600.0  # seconds that a site has for a visit
-    patience: float = 600.0  # seconds to wait until enough sites are connected
+    patience: float = 600.0  # seconds to wait for all sites at first, and later until enough are connected
     too_large: float = 1000.0  # an update is left out if it is so many times longer than the others
     classes: str = ""  # with data=sites: the names of all classes, separated by commas
     shape: str = "3,32,32"  # with data=sites: channels, height and width of a picture
@@ -74,9 +74,21 @@ def read(table: Table) -> tuple[Settings, Terms]:
             raise unknown("setting", key, [*own, *Settings.model_fields])
     values = {k: v for k, v in given.items() if k not in own}
     made = {k: spec.convert(v, type(own[k].default), k) for k, v in given.items() if k in own}
+    for key in ("method", "model"):
+        if names_file(text := str(values.get(key, ""))):
+            raise UserError(
+                f"{key}={text} is a file, and sites run no code that they have not installed themselves: "
+                "put it into a package that each of them installs (docs/own-method.md, In a package)"
+            )
     settings, terms = make_settings({"train_loss": False, **values}), Terms(**made)
     _possible(settings, terms)
     return settings, terms
+
+
+def changed(there: Settings, asked: Settings) -> list[str]:
+    """In which settings a run is another one than is asked for; where it is computed makes no other."""
+    old, new = there.to_dict(), asked.to_dict()
+    return sorted(key for key in old if old[key] != new[key] and key not in ("executor", "device"))
 
 
 def _possible(s: Settings, terms: Terms) -> None:
@@ -147,11 +159,16 @@ def _private(s: Settings, terms: Terms) -> None:
         )
 
 
+def names_file(text: str) -> bool:
+    """Whether a method or a network would be loaded from a file."""
+    return is_file_reference(text) or any(sign in text for sign in (".py", "/", "\\"))
+
+
 def refuse_paths(table: Table) -> None:
     """At a site: refuse a table that would run code from a file, or read a file that the site has not named."""
     method, model = str(table.get("method", "")), str(table.get("model", ""))
     for what, text in (("method", method), ("model", model)):
-        if is_file_reference(text) or any(sign in text for sign in (".py", "/", "\\")):
+        if names_file(text):
             raise Refusal(f"refuses the {what} '{text}', which would load code by path; only installed ones are run")
     data = str(table.get("data", "digits"))
     if data != AT_SITES and not _needs_no_files(data):

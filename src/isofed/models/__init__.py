@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from isofed.draws import generator, torch_seeded
 from isofed.errors import IsofedError, UserError, unknown
@@ -55,8 +55,11 @@ def describe() -> dict[str, str]:
     return {name: (build.__doc__ or "").strip().splitlines()[0] for name, build in _NETWORKS.items()}
 
 
-def load(path: str | Path) -> Network:
-    """The network that a run ended with, from its ``model.safetensors`` or its folder; or one that it has kept."""
+def load(path: str | Path, client: int | None = None) -> Network:
+    """The network that a run ended with, from its ``model.safetensors`` or its folder; or one that it has kept.
+
+    Where clients keep tensors for themselves, as with FedBN, there is one for each of them: ``client`` says whose.
+    """
     # Files and methods are no business of a network otherwise; but a method may have rebuilt it.
     from isofed.files import load_tensors
     from isofed.methods import parse
@@ -72,12 +75,28 @@ def load(path: str | Path) -> Network:
         with torch_seeded(0, "build"):
             parse(known).build(network, classes, generator(0, "build"))
     try:
-        network.load_state_dict({k: v for k, v in tensors.items() if not k.startswith("client/")})
+        network.load_state_dict(_of_client(file, tensors, client))
     except RuntimeError:
         unknown_parts = [str(part) for part in info["method"] if part not in known]
         why = f", perhaps because of '{unknown_parts[0]}', which is not known here" if unknown_parts else ""
         raise UserError(f"the weights in {file} do not fit the network '{info['model']}'{why}") from None
     return network
+
+
+def _of_client(file: Path, tensors: dict[str, Tensor], client: int | None) -> dict[str, Tensor]:
+    """The shared tensors, with the client's own in their places."""
+    shared = {name: tensor for name, tensor in tensors.items() if not name.startswith("client/")}
+    theirs = sorted({int(name.split("/")[1]) for name in tensors if name.startswith("client/")})
+    if client is None and theirs:
+        raise UserError(
+            f"clients keep a part of the network in {file} for themselves, so there is one for each of them: "
+            f"load(..., client={theirs[0]}) gives that of client {theirs[0]}"
+        )
+    if client is not None and client not in theirs:
+        has = f"clients {theirs[0]} to {theirs[-1]} have one there" if theirs else "none has: leave client out"
+        raise UserError(f"client {client} has no part of its own of the network in {file}; {has}")
+    mine = f"client/{client}/"
+    return shared | {name.removeprefix(mine): t for name, t in tensors.items() if name.startswith(mine)}
 
 
 def _is_known(part: Any) -> bool:

@@ -130,7 +130,7 @@ def paper(console: Console, words: Sequence[str], shows: bool, quiet: bool) -> N
     parts = _parts(_chosen(names), asked)
     if shows:
         for preset, one in parts:
-            show.show(console, preset, results, one.cells(preset), one.variant, one.tiny)
+            _show(console, preset, results, one)
         _say_where(console, results)
         return
     todo = [(preset, one, one.jobs(preset)) for preset, one in parts]
@@ -210,8 +210,21 @@ def _run(
     if data.made_up:
         console.print(f"made-up pictures stood in for {', '.join(sorted(data.made_up))}", highlight=False, markup=False)
     if not quiet:
-        show.show(console, preset, Results(folder), asked.cells(preset), asked.variant, asked.tiny)
+        _show(console, preset, Results(folder), asked)
     return outcome.failures
+
+
+def _show(console: Console, preset: Preset, results: Results, asked: Words) -> None:
+    """The table; or, with settings that were only tried out, what came of them, which is in no table."""
+    if not asked.probe:
+        show.show(console, preset, results, asked.cells(preset), asked.variant, asked.tiny)
+        return
+    known = [(job, results.of(job)) for job in asked.jobs(preset)]
+    console.print("tried out, and so in no table:", highlight=False)
+    for job, found in known:
+        value = found and found.measures.get("accuracy")
+        said = "not run" if found is None else "no accuracy" if value is None else f"accuracy {value:.1f}"
+        console.print(f"  {job}: {said}", highlight=False, markup=False, soft_wrap=True)
 
 
 def seconds_of(text: str) -> float:

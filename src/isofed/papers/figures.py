@@ -23,8 +23,12 @@ Lines = Sequence[Mapping[str, Any]]
 
 
 def numbers(lines: Lines, diagnosis: Mapping[str, Any], sections: Iterable[str]) -> dict[str, Any]:
-    """What figures are drawn from: every diagnosed round, and these sections of the diagnosis afterwards."""
-    found: dict[str, Any] = {name: _cut(diagnosis.get(name)) for name in sections}
+    """What figures are drawn from: every diagnosed round, and these sections of the diagnosis afterwards.
+
+    Curvature is always among them: it took long, and says which clients the table's numbers come from.
+    """
+    kept = [*sections, *(["curvature"] if diagnosis.get("curvature") else [])]
+    found: dict[str, Any] = {name: _cut(diagnosis.get(name)) for name in dict.fromkeys(kept)}
     if lines:
         found["lines"] = [{key: _cut(line[key]) for key in KEPT if key in line} for line in lines]
     return {"figure": found} if found else {}

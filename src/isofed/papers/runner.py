@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from isofed.data import Dataset
-from isofed.diagnose import NOT_FINITE, Diagnosis, Options, diagnosed
+from isofed.diagnose import NOT_FINITE, Diagnosis, Options, diagnosed, missing
 from isofed.engine.choose import check_here
 from isofed.errors import RunError, UserError
 from isofed.federation import Federation
@@ -177,7 +177,7 @@ def _one(
     if strange := diagnosis.get(NOT_FINITE):
         content[NOT_FINITE] = strange
         for section, why in strange.items():
-            tell.note(f"{section} of {job} is left out: {why}")
+            tell.note(f"{section} of {job} is {missing(diagnosis, section)}: {why}")
     results.write(job, content | figures.numbers(lines, diagnosis, job.cell.figure.get("diagnosis", [])))
     tell.finished(job, measures)
 
@@ -227,11 +227,18 @@ def _base(job: Job, jobs: Sequence[Job]) -> Job | None:
 def _branch(ended: Path, folder: Path, job: Job) -> bool:
     """Copy the last state of a finished run, so that only what follows it is done anew."""
     base = _ended(ended, job)
-    if base is None:
+    last = base.latest() if base else None
+    if base is None or last is None or (folder / CHECKPOINTS).exists():
         return False
-    made = RunFolder.create(folder, job.settings.to_dict(), base.environment)
+    # Made beside its place and then put there: a kill on the way must not leave half a run.
+    beside, settings = folder.with_name(f"{folder.name}.new"), job.settings.to_dict()
+    shutil.rmtree(beside, ignore_errors=True)
+    made = RunFolder.create(beside, settings, base.environment)
     shutil.copytree(ended / CHECKPOINTS, made.path / CHECKPOINTS)
     shutil.copy(ended / METRICS, made.path / METRICS)
+    made.checkpoint(last.round, last.tensors, last.info | {"settings": settings})  # it is this run's state now
+    shutil.rmtree(folder, ignore_errors=True)  # at most what a run leaves that was killed before it began
+    beside.rename(folder)
     return True
 
 

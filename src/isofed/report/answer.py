@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from isofed.data import AT_SITES
 from isofed.display import duration, many, percent
 from isofed.report.gather import Found
 from isofed.stats import Difference, paired_difference
@@ -44,6 +45,10 @@ def answer(found: Found) -> Answer:
     best = _winner(found, done)
     if len(done) == 1:
         return Answer(_question(found), _alone(best), _details(found, best, rows, state))
+    if level := _level(found, best, done):
+        names = _listed([best.method, *(row.method for row in level)])
+        headline = f"{names} are level, with {_accuracy(best)}."
+        return Answer(_question(found), headline, _details(found, best, rows, state))
     return Answer(_question(found), f"{best.method}, with {_accuracy(best)}.", _details(found, best, rows, state))
 
 
@@ -70,6 +75,12 @@ def _winner(found: Found, done: Sequence[Row]) -> Row:
     return max(rivals, key=lambda row: row.accuracy or 0.0)
 
 
+def _level(found: Found, best: Row, done: Sequence[Row]) -> list[Row]:
+    """Those that are as good as the best."""
+    rivals = [row for row in done if row is not best and not _pooled(found, row)]
+    return [row for row in rivals if abs((row.accuracy or 0.0) - (best.accuracy or 0.0)) < 1e-9]
+
+
 def _pooled(found: Found, row: Row) -> bool:
     return all(run.pooled for run in found.rows[row.method].values())
 
@@ -82,8 +93,11 @@ def _question(found: Found) -> str:
         what = f"How far does {next(iter(found.rows), 'it')} get"
     if "data" not in common:
         return f"{what}?"
-    parts = [f"{what} on {Path(str(common['data'])).name}"]
-    if "partition" in common:
+    if common["data"] == AT_SITES:  # which have what they have
+        parts = [f"{what} at {many(common['clients'], 'site')}" if common.get("clients") else f"{what} at real sites"]
+    else:
+        parts = [f"{what} on {Path(str(common['data'])).name}"]
+    if "partition" in common and common["data"] != AT_SITES:
         clients = f" over {many(common['clients'], 'client')}" if common.get("clients") else ""
         parts.append(f"split by {common['partition']}{clients}")
     if "rounds" in common:
@@ -103,7 +117,8 @@ def _alone(row: Row) -> str:
 
 def _details(found: Found, best: Row, rows: Sequence[Row], state: str) -> list[tuple[str, str]]:
     done = [row for row in rows if row.accuracy is not None]
-    others = [row for row in done if row is not best and not _pooled(found, row)]
+    level = _level(found, best, done)
+    others = [row for row in done if row is not best and row not in level and not _pooled(found, row)]
     bounds = [row for row in done if row is not best and _pooled(found, row)]
     said = [("so far", f"{state}; this is the answer of those that are.")] if state else []
     if others:
@@ -111,15 +126,16 @@ def _details(found: Found, best: Row, rows: Sequence[Row], state: str) -> list[t
         said.append(("how sure", _how_sure(found, best, others)))
     elif best.seeds == 1:
         said.append(("how sure", "One run says nothing about chance: another seed may give another accuracy."))
-    said.append(("at what cost", _cost(found, best, rows[0])))
+    said.append(("at what cost", (f"{best.method}: " if level else "") + _cost(found, best, rows[0])))
     for row in bounds:
         said.append(("upper bound", f"{row.method} trains on the pooled data, without a federation: {_accuracy(row)}."))
     if found.target is not None and best.rounds_to_target is not None:
         share = f"{100 * found.target:g} %"
-        text = f"It reached {share} after {best.rounds_to_target:.1f} rounds."
+        who = best.method if level else "It"
+        text = f"{who} reached {share} after {best.rounds_to_target:.1f} rounds."
         if best.reached < best.seeds:
             seeds = f"{best.reached} of {many(best.seeds, 'seed')}"
-            text = f"It reached {share} in {seeds} only, within {many(best.rounds or 0, 'round')}."
+            text = f"{who} reached {share} in {seeds} only, within {many(best.rounds or 0, 'round')}."
         said.append(("to the target", text))
     said += [("privacy", _privacy(found, row)) for row in done if row.epsilon is not None]
     return said

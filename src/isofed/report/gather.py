@@ -335,7 +335,7 @@ def _split(run: Run) -> dict[str, Any]:
     except (IsofedError, OSError) as error:
         return {"name": name, "problem": f"The split cannot be made again here: {error}."}
     dataset, train = world.dataset, world.parts["train"]
-    if run.environment.get("data") not in (None, dataset.fingerprint):
+    if run.environment.get("data") is not None and not world.has_data(run.environment["data"]):
         return {"name": name, "problem": "The data have changed since the run, so its split is not shown."}
     counts = partitions.counts(world.clients, train.labels, len(dataset.classes))
     made: dict[str, Any] = {

@@ -160,6 +160,13 @@ def _alike(classes: list[str]) -> list[str]:
     ]
 
 
+def _untested(kind: str, names: list[str], tested: Tensor | None) -> list[str]:
+    """A sentence about classes or sites of which no picture is in the test part, such as those that have only one."""
+    left = [] if tested is None else [names[n] for n in sorted(set(range(len(names))) - set(tested.tolist()))]
+    shown = ", ".join(f"'{name}'" for name in left[:5]) + (f" and {len(left) - 5} more" if len(left) > 5 else "")
+    return [f"there is no test picture of {kind} {shown}, so no accuracy tells of it"] if left else []
+
+
 def _dataset(
     path: Path,
     parts: list[list[Item]],
@@ -191,7 +198,9 @@ def _dataset(
         for which, (labels, where) in zip(("train", "test"), codes, strict=True)
     ]
     mean, std = arrays["mean"].tolist(), arrays["std"].tolist()
-    return Dataset.build(name, classes, made[0], made[1], mean, std, domains, [*notes, *_alike(classes)])
+    labels, where = codes[1]
+    notes = [*notes, *_alike(classes), *_untested("class", classes, labels), *_untested("site", domains, where)]
+    return Dataset.build(name, classes, made[0], made[1], mean, std, domains, notes)
 
 
 def _codes(items: list[Item], classes: list[str], domains: list[str]) -> Codes:

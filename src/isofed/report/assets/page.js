@@ -57,6 +57,17 @@ function drawRuns() {
     ),
   );
 }
+function repeating(command) {
+  return [
+    el("p", {}, "The same settings give the same bits, on the same kind of processor and with the same versions:"),
+    el("pre", {}, command),
+    el(
+      "div",
+      { class: "controls buttons" },
+      el("button", { type: "button", onclick: () => copy(`${command}\n`, "the command") }, "Copy the command"),
+    ),
+  ];
+}
 function drawRepeat() {
   const s = page.settings,
     command = page.repeat.join("\n"),
@@ -73,13 +84,7 @@ function drawRepeat() {
       .join(" ");
   $("repeat").replaceChildren(
     el("h2", {}, "Settings, versions, and how to repeat it"),
-    el("p", {}, "The same settings give the same bits, on the same kind of processor and with the same versions:"),
-    el("pre", {}, command),
-    el(
-      "div",
-      { class: "controls buttons" },
-      el("button", { type: "button", onclick: () => copy(`${command}\n`, "the command") }, "Copy the command"),
-    ),
+    ...(command ? repeating(command) : [el("p", {}, "Runs at real sites can be repeated there alone.")]),
     el(
       "details",
       { open: opened[0] ?? true },
