@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import functools
+import io
 import os
 import sys
 import traceback
@@ -64,6 +66,9 @@ def command(function: Callable[..., None], group: typer.Typer = app) -> Callable
             if lack := shortage(error):
                 _complain(lack)
                 raise typer.Exit(1) from None
+            if _has_no_room(error):
+                _complain(_NO_ROOM)
+                raise typer.Exit(1) from None
             place = place_of(error)
             said = f"{type(error).__name__}: {str(error).rstrip('.')}{place}"
             whose = "code of your own failed with" if place else "internal error,"
@@ -71,6 +76,14 @@ def command(function: Callable[..., None], group: typer.Typer = app) -> Callable
             raise typer.Exit(1) from None
 
     return group.command(cls=Command, help=help_text(function.__doc__ or ""))(guarded)
+
+
+_NO_ROOM = "what is to be shown cannot be written: no space is left where the output goes"
+
+
+def _has_no_room(error: Exception) -> bool:
+    """Whether it is the output itself that could not be written; of a file, the name would be known."""
+    return isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None
 
 
 def _complain(text: str) -> None:
@@ -238,7 +251,8 @@ def diagnose(
 
     Measured are labels, cost, calibration, spectra, alignment, curvature, landscape and tsne; only=A,B chooses some.
     More is found where a run kept models: keep=every:10 those of rounds, keep_clients=last those of clients.
-    samples=512, probes=64, points=21 and clients=5 say how closely, device= where.
+    samples=512, probes=64, points=21 and clients=5 say how closely, device= where; root= where data are
+    now that were elsewhere.
 
     [bold]Examples[/]
 
@@ -387,7 +401,16 @@ def options(
 
 def main() -> None:
     """The entry point of the ``isofed`` command."""
-    app()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a sign that a terminal does not know is no reason to stop
+    try:
+        app()
+    except OSError as error:  # of --help, which no command is asked for
+        if not _has_no_room(error):
+            raise
+        _complain(_NO_ROOM)
+        sys.exit(1)
 
 
 if __name__ == "__main__":

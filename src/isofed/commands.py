@@ -125,6 +125,8 @@ def compare(console: Console, words: Sequence[str], quiet: bool) -> None:
     values = read_words(w for w in words if w not in methods)
     out = values.pop("out", None)
     given = values.pop("methods", None) or values.pop("method", None)
+    if methods and given:
+        raise UserError(f"methods are given twice, as '{methods[0]}' and as '{spec.show(given)}'; give all in one way")
     methods = methods or ([given] if isinstance(given, str) else list(given or []))
     seeds = seeds_of(values.pop("seeds", 1), spec.convert(values.pop("seed", 0), int, "seed"))
     plans, root = plan_comparison(methods, seeds, values, out)
@@ -201,7 +203,7 @@ def tune(console: Console, words: Sequence[str], quiet: bool) -> None:
     methods = [w for w in words if w not in method_options and is_method(w)]
     plain = read_words(w for w in words if w not in methods and w not in method_options)
     method = methods[0] if methods else plain.pop("method", None)
-    if method is None or len(methods) > 1:
+    if method is None or len(methods) > 1 or "method" in plain:
         raise UserError("tune takes one method, for example: isofed tune fedprox lr=0.01,0.1")
     out = plain.pop("out", None)
     seeds = seeds_of(plain.pop("seeds", 1), spec.convert(plain.pop("seed", 0), int, "seed"))

@@ -111,6 +111,11 @@ def plan_tuning(
     """A run for each point of a grid and each seed, judged on a validation part; the test part is left alone."""
     if not grid:
         raise UserError("nothing to tune: give at least one setting several values, such as lr=0.01,0.03,0.1")
+    if not spec.convert(values.get("final_test", True), bool, "final_test"):
+        raise UserError(
+            "tune ends with the chosen setting on the test part; to leave that alone, compare settings with "
+            "isofed compare ... validation=0.1 final_test=false"
+        )
     base = {"validation": 0.1, **values, "final_test": False}
     if not float(spec.convert(base["validation"], float, "validation")) > 0:
         raise UserError("tuning needs a validation part; leave validation out (0.1 is then held out) or set it above 0")
@@ -206,6 +211,7 @@ def run_all(plans: Sequence[Plan], watcher: BatchWatcher, dataset: Dataset | Non
         check_here(s)
     watcher.batch(plans)
     data = _Data(watcher, dataset)
+    _check_rows(plans, data)
     with _pool(plans) as pool:
         for plan in plans:
             watcher.run(plan)
@@ -222,6 +228,21 @@ def run_all(plans: Sequence[Plan], watcher: BatchWatcher, dataset: Dataset | Non
     if not batch.results:
         raise RunError(f"not one run could be finished; the first stopped because {next(_failures(batch))}")
     return batch
+
+
+def _check_rows(plans: Sequence[Plan], data: _Data) -> None:
+    """A method that this network or these data do not suit is refused before any work."""
+    seen: set[str] = set()
+    for plan in plans:
+        if plan.row not in seen and not (plan.folder / CONFIG).exists():
+            unrecorded = {k: v for k, v in dict(plan.settings).items() if k != "track"}
+            try:
+                Federation(dataset=data.get(plan.settings), **unrecorded)
+            except UserError:
+                raise
+            except Exception:  # a mistake in code of the user's own is this row's alone
+                pass
+        seen.add(plan.row)
 
 
 def _failures(batch: Batch) -> Iterator[str]:

@@ -9,6 +9,8 @@ from statistics import NormalDist
 
 from isofed.errors import UserError
 
+_ROUNDING = 1e-14  # equal differences of numbers of the size of 1 differ by less
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -59,6 +61,8 @@ def paired_difference(a: Sequence[float], b: Sequence[float], level: float = 0.9
     mean, std = mean_std([x - y for x, y in zip(a, b, strict=True)])
     if std is None:
         return Difference(mean, None, None, n)
+    if std < _ROUNDING * max(map(abs, (*a, *b))):
+        std = 0.0  # such as of one test picture more in every pair
     half = student_t_quantile((1 + level) / 2, n - 1) * std / math.sqrt(n)
     return Difference(mean, mean - half, mean + half, n)
 

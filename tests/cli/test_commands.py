@@ -95,6 +95,32 @@ def test_head_ends_a_command_without_a_traceback() -> None:
         assert gone.stderr == b""
 
 
+def test_output_that_cannot_be_written_is_one_sentence() -> None:
+    for words in (["methods"], ["--help"], ["methods", "fedprox"]):
+        with open("/dev/full", "w") as full:
+            done = subprocess.run(
+                [sys.executable, "-m", "isofed.cli", *words],
+                env=environment(),
+                stdout=full,
+                stderr=subprocess.PIPE,
+                text=True,
+                timeout=60,
+            )
+        assert done.returncode == 1, (words, done.stderr)
+        assert done.stderr == "isofed: what is to be shown cannot be written: no space is left where the output goes\n"
+
+
+def test_a_terminal_that_does_not_know_a_sign_shows_another() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "isofed.cli", "paper", "feduv", "table1", "--show", "only=cifar100"],
+        env=environment() | {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "") and " 51.6 ? 1.7 " in done.stdout
+
+
 # --- the other commands
 
 

@@ -27,6 +27,9 @@ from tests.docs.reading import ROOT
         (["run", "partition=dirichlet", "alpha=1"], "no setting 'alpha'; .* it is written partition=dirichlet:alpha=1"),
         (["data", "synthetic:test=9", "size=4"], "no setting 'size'; .* is written data=synthetic:test=9,size=4"),
         (["run", "final_test=false"], "final_test=false needs a validation part .*, such as validation=0.1"),
+        (["tune", "fedavg", "lr=0.1,1", "final_test=false"], "tune ends with .* on the test part; .*compare"),
+        (["tune", "fedavg", "method=fedprox", "lr=0.1,1"], "tune takes one method"),
+        (["compare", "fedavg", "methods=fedprox"], "given twice, as 'fedavg' and as 'fedprox'; give all in one way"),
         (["run", "data=mnist"], "needs the folder .*; `isofed data get mnist root=PATH` fetches it"),
         (["run", "--rounds", "3"], "there is no option '--rounds': settings have no dashes, write rounds=3"),
         (["tune", "fedavg", "--batch-size=4"], "'--batch-size': settings have no dashes, write batch_size=4"),
@@ -109,7 +112,7 @@ def test_a_folder_is_of_one_run_or_of_many(tmp_path: Path) -> None:
 
 def test_a_run_may_become_longer_but_not_another(tmp_path: Path) -> None:
     said = complaint(isofed("run", "--resume", "one", "lr=0.2", cwd=tmp_path), 2)
-    assert said.startswith("'lr' cannot change when a run is resumed, only rounds, actors, device, executor, slots")
+    assert said.startswith("'lr' cannot change when a run is resumed, only rounds, actors, device, executor, root,")
     assert said.endswith("for a new run write: isofed run one/config.yaml lr=0.2 out=...")
     said = complaint(isofed("run", "--resume", "one", "round=2", cwd=tmp_path), 2)
     assert said.startswith("there is no setting 'round': did you mean 'rounds'?")

@@ -79,7 +79,13 @@ def test_runs_with_other_settings_are_refused_before_any_work(tmp_path: Path) ->
     succeeds("compare", "fedprox", *WORDS, "rounds=2", "seeds=2", "executor=auto", f"out={root}")
 
 
-@pytest.mark.parametrize("method", ["Diverges", "ServerRaises"])
+def test_a_method_that_does_not_suit_the_network_is_refused_before_any_work(tmp_path: Path) -> None:
+    words = ("compare", "fedavg", "fedbn", *WORDS, f"out={tmp_path / 'runs'}")
+    assert "batch norm" in complaint(isofed(*words), 2)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("method", ["Diverges", "ServerRaises", "BuildRaises"])
 def test_a_method_that_fails_does_not_stop_the_others(method: str, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MINE)
     root = tmp_path / "runs"

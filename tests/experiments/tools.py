@@ -41,6 +41,14 @@ class ServerRaises(Method):
     def aggregate(self, round):
         raise ZeroDivisionError("nothing to divide by")
 
+
+@dataclass(frozen=True)
+class BuildRaises(Method):
+    """One that shows before the first round."""
+
+    def build(self, network, run, rng):
+        raise ZeroDivisionError("nothing to divide by")
+
 '''
 )
 
