@@ -67,14 +67,14 @@ class Collected:
 
     def _count(self, outcome: Outcome) -> None:
         weight = self._world.weight(outcome.client)
-        update = outcome.update
+        update, largest = outcome.update, outcome.largest
         if self._method.receives:
             with one_thread(update.device):
-                update = self._method.receive(update)
+                update, largest = self._method.receive(update), math.inf
         if self._method.gathers:
             self._updates[outcome.client] = torch.cat([update, outcome.statistics])
         else:
-            self._mean.add(update, weight)
+            self._mean.add(update, weight, largest)
             if outcome.statistics.numel():
                 self._statistics.add(outcome.statistics, weight)
         for key, value in outcome.mean.items():

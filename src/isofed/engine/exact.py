@@ -1,15 +1,15 @@
 """Sums whose result does not depend on the order of the terms.
 
-Clients finish in any order, and floating-point addition is not associative. Here each contribution is first split
-into a multiple of 2^-20 and a rest, at most 2^-21, rounded to a multiple of 2^-58. float64 adds multiples of a fixed
-power of two without any rounding as long as the sums stay below 2^53 of them, so every order gives the same bits; the
-rounding to 2^-58 is far below that of the float32 weights themselves. What could leave the range is refused
-(:func:`fits`), never summed wrongly.
+Clients finish in any order, and floating-point addition is not associative. Here each contribution is rounded to a
+multiple of 2^-58, far below the rounding of the float32 weights themselves. float64 adds multiples of a fixed power
+of two without any rounding as long as the sums stay below 2^53 of them, so every order gives the same bits. A small
+term is added to a fine sum as it is; of a larger one, the multiple of 2^-20 goes into a coarse sum, and the rest, at
+most 2^-21, into the fine one. What is counted is how large the fine sum can have become: before it could leave the
+range, multiples of 2^-20 are carried over. So the whole sum, coarse and fine, is one number whatever was added where.
+What could leave the range of the coarse sum is refused (:func:`fits`), never summed wrongly.
 
-Sums of the same scale can be summed again (:meth:`ExactSum.merge`), so clients may be added up where they were trained.
-A part that arrives is a multiple of the same two powers, and its rest is at most 2^-21, so for the range of the fine
-sum it is one more term: at most 2^15 of them, and what was left of those before, are below 2^-5, or 2^53 units of
-2^-58. The coarse sum differs from the whole sum, which no division into parts changes, by the fine one only.
+Sums of the same scale can be summed again (:meth:`ExactSum.merge`), so clients may be added up where they were trained:
+a part that arrives is a multiple of the same two powers, and its rest is at most 2^-21.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ import torch
 from torch import Tensor
 
 LIMIT = 2.0**31  # of a single value: the coarse sum, of weights that add up to at most 1, stays below 2^32
-CARRY = 2**15  # terms after which the fine sum, at most 2^-21 each, is brought back to one such term
+SMALL = 2.0**-8  # of a scaled term: what is smaller goes into the fine sum as it is
 # Numbers that a processor adds at once: what is made on the way stays in its cache, and its memory in the process.
 _BLOCK = 2**16
 _COARSE = 1.5 * 2.0**32  # adding and subtracting it rounds to a multiple of 2^-20
 _FINE = 1.5 * 2.0**-6  # the same for 2^-58
+_REST = 2.0**-21  # of a term at most, once multiples of 2^-20 are taken out
+_ROOM = 0.999 * 2.0**-5  # for the fine sum: a little less than 2^53 units, as its size is reckoned with rounding
 
 
 class Parts(NamedTuple):
@@ -46,62 +48,67 @@ class ExactSum:
 
     def __init__(self, expected: float) -> None:
         self._scale = 2.0 ** -math.ceil(math.log2(expected))
-        self._coarse: Tensor | None = None
+        self._coarse: Tensor | None = None  # as long as there is nothing in it
         self._fine: Tensor | None = None
-        self._terms = 0
+        self._filled = 0.0  # how large the fine sum may be
         self.weight = 0.0
 
-    def add(self, value: Tensor, weight: float = 1.0) -> None:
-        """Add ``weight`` times a tensor, each element smaller than :data:`LIMIT`."""
-        if self._coarse is None or self._fine is None:
-            self._coarse = torch.zeros(value.shape, dtype=torch.float64, device=value.device)
-            self._fine = torch.zeros_like(self._coarse)
+    def add(self, value: Tensor, weight: float = 1.0, largest: float = math.inf) -> None:
+        """Add ``weight`` times a tensor, each element smaller than :data:`LIMIT`.
+
+        Where it is known that none is larger than ``largest``, the sum is the same and may be made in half the time.
+        """
+        if self._fine is None:
+            self._fine = torch.zeros(value.shape, dtype=torch.float64, device=value.device)
+        factor = weight * self._scale
+        small = largest * factor < SMALL
+        self._make_room(largest * factor if small else _REST)
+        if self._coarse is None and not small:
+            self._coarse = torch.zeros_like(self._fine)
         size = _BLOCK if value.device.type == "cpu" else max(value.numel(), 1)
-        pieces = (t.reshape(-1).split(size) for t in (value, self._coarse, self._fine))
-        for given, coarse, fine in zip(*pieces, strict=True):
-            term = given.double() * (weight * self._scale)
-            whole = (term + _COARSE).sub_(_COARSE)
-            coarse.add_(whole)
-            fine.add_(term.sub_(whole).add_(_FINE).sub_(_FINE))
-        self._taken(weight)
+        coarse = None if small or self._coarse is None else self._coarse.reshape(-1).split(size)
+        for n, (given, fine) in enumerate(zip(*(t.reshape(-1).split(size) for t in (value, self._fine)), strict=True)):
+            term = given.double() * factor
+            if coarse is not None:
+                whole = (term + _COARSE).sub_(_COARSE)
+                coarse[n].add_(whole)
+                term.sub_(whole)
+            fine.add_(term.add_(_FINE).sub_(_FINE))
+        self.weight += weight
 
     def parts(self) -> Parts:
         """What :meth:`merge` takes; this sum can go on."""
-        coarse, fine = self._known()
+        fine = self._known()
         carried = _carry(fine)
-        return Parts(self._scale, coarse + carried, fine - carried, self.weight)
+        coarse = carried if self._coarse is None else self._coarse + carried
+        return Parts(self._scale, coarse, fine - carried, self.weight)
 
     def merge(self, parts: Parts) -> None:
         """Add another sum, whose weights are expected in this one: the same bits as if its terms came one by one."""
         if parts.scale != self._scale:
             raise ValueError("sums of different scales cannot be merged")
-        self._take(parts.coarse.clone(), parts.fine.clone(), parts.weight)
+        self._make_room(_REST)
+        self._coarse = parts.coarse.clone() if self._coarse is None else self._coarse.add_(parts.coarse)
+        self._fine = parts.fine.clone() if self._fine is None else self._fine.add_(parts.fine)
+        self.weight += parts.weight
 
-    def _take(self, coarse: Tensor, fine: Tensor, weight: float) -> None:
-        if self._coarse is None or self._fine is None:
-            self._coarse, self._fine = coarse, fine
-        else:
-            self._coarse.add_(coarse)
-            self._fine.add_(fine)
-        self._taken(weight)
+    def _make_room(self, size: float) -> None:
+        """For a term of at most this size, in the fine sum."""
+        if self._fine is not None and self._filled + size > _ROOM:
+            carried = _carry(self._fine)
+            self._fine.sub_(carried)
+            self._coarse = carried if self._coarse is None else self._coarse.add_(carried)
+            self._filled = _REST
+        self._filled += size
 
-    def _taken(self, weight: float) -> None:
-        self.weight += weight
-        self._terms += 1
-        if self._terms % CARRY == 0:
-            coarse, fine = self._known()
-            carried = _carry(fine)
-            coarse.add_(carried)
-            fine.sub_(carried)
-
-    def _known(self) -> tuple[Tensor, Tensor]:
-        if self._coarse is None or self._fine is None:
+    def _known(self) -> Tensor:
+        if self._fine is None:
             raise ValueError("the sum of nothing")
-        return self._coarse, self._fine
+        return self._fine
 
     def sum(self) -> Tensor:
-        coarse, fine = self._known()
-        return (coarse + fine) / self._scale
+        fine = self._known()
+        return (fine if self._coarse is None else self._coarse + fine) / self._scale
 
     def mean(self) -> Tensor:
         return self.sum() / self.weight

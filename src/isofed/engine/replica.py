@@ -58,14 +58,15 @@ class Outcome:
     seconds: float = 0.0
     problem: str | None = None
     trace: str = ""  # of the error that is the problem, for who wants to see it
-    found: Tensor = field(default_factory=lambda: torch.empty(0))  # the largest number sent back, and the summed loss
+    largest: float = math.inf  # of the numbers sent back, where it is known
+    found: Tensor = field(default_factory=lambda: torch.empty(0))  # the largest number, and the summed loss
 
     def settle(self) -> None:
         """Read what was found, and judge by it."""
         if self.found.numel():
-            largest, loss = self.found.tolist()
+            self.largest, loss = self.found.tolist()
             self.loss = loss / self.samples if self.samples else float("nan")
-            if not largest < LIMIT or (self.samples and not math.isfinite(loss)):
+            if not self.largest < LIMIT or (self.samples and not math.isfinite(loss)):
                 self.problem = "gave NaN or numbers out of range"
             self.found = torch.empty(0)
 

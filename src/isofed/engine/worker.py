@@ -69,7 +69,7 @@ class Worker:
         tensors |= {f"state/{k}": v for k, v in outcome.state.items()}
         if outcome.model is not None:
             tensors["model"] = outcome.model
-        plain = ("steps", "samples", "skipped", "seconds", "problem")
+        plain = ("steps", "samples", "skipped", "seconds", "problem", "largest")
         return {k: getattr(outcome, k) for k in plain} | {
             "loss": outcome.loss.hex(),
             "letter": self.outbox.post(tensors),
