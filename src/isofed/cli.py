@@ -9,6 +9,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
@@ -67,7 +68,7 @@ def command(function: Callable[..., None], group: typer.Typer = app) -> Callable
                 _complain(lack)
                 raise typer.Exit(1) from None
             if _has_no_room(error):
-                _complain(_NO_ROOM)
+                _give_up_output()
                 raise typer.Exit(1) from None
             place = place_of(error)
             said = f"{type(error).__name__}: {str(error).rstrip('.')}{place}"
@@ -84,6 +85,13 @@ _NO_ROOM = "what is to be shown cannot be written: no space is left where the ou
 def _has_no_room(error: Exception) -> bool:
     """Whether it is the output itself that could not be written; of a file, the name would be known."""
     return isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None
+
+
+def _give_up_output() -> None:
+    """Say it, and let what is still to be written go nowhere: Python would try again when it ends, and complain."""
+    _complain(_NO_ROOM)
+    with suppress(OSError), open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def _complain(text: str) -> None:
@@ -405,11 +413,15 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a sign that a terminal does not know is no reason to stop
     try:
-        app()
-    except OSError as error:  # of --help, which no command is asked for
+        try:
+            app()
+        finally:
+            if sys.stdout is not None:  # closed by who called
+                sys.stdout.flush()
+    except OSError as error:  # of --help, which no command is asked for, or of what was still to be written
         if not _has_no_room(error):
             raise
-        _complain(_NO_ROOM)
+        _give_up_output()
         sys.exit(1)
 
 

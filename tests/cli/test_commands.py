@@ -100,7 +100,7 @@ def test_output_that_cannot_be_written_is_one_sentence() -> None:
         with open("/dev/full", "w") as full:
             done = subprocess.run(
                 [sys.executable, "-m", "isofed.cli", *words],
-                env=environment(),
+                env=environment() | {"PYTHONUNBUFFERED": ""},  # what is still to be written at the end cannot be either
                 stdout=full,
                 stderr=subprocess.PIPE,
                 text=True,
