@@ -369,6 +369,7 @@ def test_the_model_of_a_client_loads_where_each_has_its_own(tmp_path: Path) -> N
         ({"seed": 5}, "says seed=5, and the rounds that are done were made with 0"),
         ({"partition": "iid"}, "says partition=iid"),
         ({"lr": 0.01}, "says lr=0.01"),
+        ({"lr_schedule": "cosine", "rounds": 8}, "says lr_schedule=cosine"),
         ({"method": "fedprox"}, "says method=fedprox:mu=0.01, and .* with scaffold:"),
     ],
 )
@@ -382,3 +383,30 @@ def test_settings_that_were_changed_by_hand_make_another_run(change: dict[str, A
         Federation.resume(tmp_path / "run").fit()
     config.write_text(yaml.safe_dump(yaml.safe_load(before) | {"rounds": 3, "executor": "auto"}))
     assert Federation.resume(tmp_path / "run").fit().rounds == 3
+
+
+def test_a_refused_change_leaves_a_finished_run_as_it_was(tmp_path: Path) -> None:
+    small(rounds=2, out=tmp_path / "run").fit()
+    (tmp_path / "run" / "diagnosis.json").write_text("{}")
+    config = tmp_path / "run" / "config.yaml"
+    config.write_text(yaml.safe_dump(yaml.safe_load(config.read_text()) | {"lr": 0.5}))
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir() if path.is_file()}
+    with pytest.raises(UserError, match=r"says lr=0.5, and the rounds that are done"):
+        Federation.resume(tmp_path / "run", rounds=5).fit()
+    after = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir() if path.is_file()}
+    assert after == before and {"result.json", "diagnosis.json"} <= after.keys()
+
+
+def test_more_rounds_written_by_hand_are_refused_where_they_change_those_that_are_done(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        small(rounds=4, lr_schedule="cosine", out=tmp_path / "run").fit(Stop(2))
+    config = tmp_path / "run" / "config.yaml"
+    config.write_text(yaml.safe_dump(yaml.safe_load(config.read_text()) | {"rounds": 9}))
+    with pytest.raises(UserError, match="says rounds=9, and the rounds that are done were made with 4"):
+        Federation.resume(tmp_path / "run").fit()
+
+
+def test_a_root_that_is_no_path_is_refused(tmp_path: Path) -> None:
+    small(out=tmp_path / "run").fit()
+    with pytest.raises(UserError, match="root=5 is not possible: it must be the path of a folder"):
+        Federation.resume(tmp_path / "run", root=5)

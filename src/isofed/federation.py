@@ -148,11 +148,12 @@ class Federation:
         """Run all rounds that are still missing, and give the result."""
         watch = watcher or Watcher()
         with self.folder.lock() if self.folder else nullcontext(), ExitStack() as open:
-            if self.folder and self._other_rounds:
-                self.folder.change_rounds(self.settings.rounds)
-            if self.folder and (done := self.folder.result()) is not None:
+            if self.folder and not self._other_rounds and (done := self.folder.result()) is not None:
                 return Result.from_dict(done, self.folder.metrics(), self.folder.path, self.folder.model())
             self._take_up(watch)
+            if self.folder and self._other_rounds:  # and nothing speaks against it
+                self.folder.change_rounds(self.settings.rounds)
+                self._other_rounds = False
             if self.folder and self.round < self.settings.rounds:
                 self.folder.forget_diagnosis()
             watch = open.enter_context(tracking.tracked(self, watch))
@@ -176,9 +177,9 @@ class Federation:
         if self.folder is None:
             return
         checkpoint = self.folder.latest()
-        self.folder.rewind(checkpoint.round if checkpoint else self.round)
         place = len(self.world.clients), self.folder.states, self.device
         if checkpoint is None:
+            self.folder.rewind(self.round)
             if not self.round:
                 self.state = replace(self.state, clients=Remembered.nothing(*place))
             return
@@ -199,6 +200,7 @@ class Federation:
         if any(k not in server or server[k].shape != v.shape for k, v in self.state.server.items()):
             raise RunError(f"the checkpoint in {self.folder.path} belongs to another method; start a new run")
         clients = Remembered.restored(under("clients/", saved), *place)
+        self.folder.rewind(checkpoint.round)
         self.state = State(checkpoint.round, saved["weights"].to(self.device), server, clients)
         self._saved, self.history = checkpoint.round, self.folder.metrics()
         if lost := sorted(set(range(1, checkpoint.round + 1)) - {line["round"] for line in self.history}):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,15 +18,17 @@ from isofed.records import CONFIG, RunFolder
 _MAY_CHANGE = HOW | {"root"}  # where data lie may: that they are the same is checked
 
 
-def moved(folder: RunFolder, root: str | None) -> dict[str, Any]:
+def moved(folder: RunFolder, root: str | os.PathLike[str] | None) -> dict[str, Any]:
     """The settings of a run whose data lie at ``root`` now, if that is given; refused where they are nowhere here."""
     data = str(folder.config.get("data"))
+    if root is not None and not isinstance(root, (str, os.PathLike)):
+        raise UserError(f"root={root} is not possible: it must be the path of a folder")
     if data == AT_SITES and (folder.path / "sites.json").exists():
         raise UserError(
             f"{folder.path} is a run at real sites, whose data are not here; "
             "`isofed flower start`, or `up`, goes on with it"
         )
-    return folder.config | (elsewhere(data, root) if root is not None else {})
+    return folder.config | (elsewhere(data, os.fspath(root)) if root is not None else {})
 
 
 def check_changes(run: str | Path, changes: Mapping[str, Any]) -> None:
@@ -41,7 +44,7 @@ def check_changes(run: str | Path, changes: Mapping[str, Any]) -> None:
 
 def check_rounds(run: str | Path, s: Settings, before: int, done: int) -> None:
     """Refuse another number of rounds than a run had before, where the rounds that are done would have been others."""
-    if s.rounds != before and spec.parse_one(s.lr_schedule, "lr_schedule").name == "cosine":
+    if s.rounds != before and _looks_ahead(s):
         raise UserError(
             "'rounds' cannot change with lr_schedule=cosine, where each learning rate depends on how many there are; "
             f"for a new run write: isofed run {run}/config.yaml rounds={s.rounds} out=..."
@@ -50,13 +53,19 @@ def check_rounds(run: str | Path, s: Settings, before: int, done: int) -> None:
         raise UserError(f"{run} has {done} rounds already, so rounds={s.rounds} is too few")
 
 
+def _looks_ahead(s: Settings) -> bool:
+    """Whether what is done in a round depends on how many there will be."""
+    return spec.parse_one(s.lr_schedule, "lr_schedule").name == "cosine"
+
+
 def check_config(folder: RunFolder, settings: Settings, made_with: Mapping[str, Any]) -> None:
     """Refuse to go on with settings that were written into the folder by hand: its record would tell of another run.
 
     ``made_with`` are those of the rounds that are done. The data have their fingerprint, wherever they lie.
     """
     now = json.loads(json.dumps(settings.to_dict()))
-    for key in sorted(made_with.keys() & now.keys() - _MAY_CHANGE - {"rounds", "data"}):
+    may_change = _MAY_CHANGE | {"data"} | (set() if _looks_ahead(settings) else {"rounds"})
+    for key in sorted(made_with.keys() & now.keys() - may_change):
         if made_with[key] != now[key]:
             here, before = show(key, now[key]), show(key, made_with[key])
             raise UserError(

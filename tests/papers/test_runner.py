@@ -169,10 +169,13 @@ def test_a_row_that_differs_only_at_the_end_branches_off(tmp_path: Path) -> None
 def test_a_row_that_was_killed_while_it_branched_off_is_branched_off_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
     base, branched = jobs(cell())[0], jobs(cell("FFC", after="FedAvg"))[0]
     run([base], Results(tmp_path / "r"), tmp_path / "runs", FOREVER, Heard(), keep=True)
     with monkeypatch.context() as killed:
-        killed.setattr(RunFolder, "checkpoint", lambda *_: os.kill(os.getpid(), signal.SIGINT))
+        killed.setattr(RunFolder, "checkpoint", stopped)
         with pytest.raises(KeyboardInterrupt):
             run([base, branched], Results(tmp_path / "r"), tmp_path / "runs", FOREVER, Heard(), keep=True)
     again = Heard()
@@ -238,7 +241,7 @@ def test_what_others_like_it_took_too_long_for_is_put_off_and_shorter_ones_run(
 
 def test_what_was_given_up_tells_about_others_like_it(tmp_path: Path, short_reserve: None) -> None:
     heard = Heard()
-    todo = jobs(cell("FedAvg", {"rounds": 1000}), cell("FedUV", {"rounds": 1000}))
+    todo = jobs(cell("FedAvg", {"rounds": 100_000}), cell("FedUV", {"rounds": 100_000}))
     outcome = run(todo, Results(tmp_path / "r"), tmp_path / "runs", Budget(3.0), heard, whole=True)
     assert heard.begun == ["FedAvg"] and len(outcome.put_off) == 2  # the second one is not even begun
 
