@@ -47,7 +47,7 @@ def test_a_gpu_that_is_not_there_is_said_in_one_sentence(script: str, run: Main)
 
 @pytest.mark.parametrize(
     "script", ["augment", "clients", "convolutions", "data", "diagnostics", "hessian", "kernels", "limits", "methods",
-               "operations", "overhead", "precision", "refit", "robust", "steps"]
+               "operations", "overhead", "precision", "refit", "robust", "steps", "sums"]
 )  # fmt: skip
 def test_a_file_that_cannot_be_written_is_found_before_the_work(script: str, run: Main, tmp_path: Path) -> None:
     said = run(f"{script}.py", "--json", str(tmp_path / "nowhere" / "found.json"))
@@ -96,6 +96,14 @@ def test_a_step_is_compared_with_one_of_plain_layers(run: Main, tmp_path: Path) 
     record = json.loads(file.read_text())
     assert "mlp, batch 4: a step takes" in out and record["products_flops"] > 0
     assert len(record["step_seconds"]) == len(record["plain_step_seconds"]) > 2
+
+
+def test_exact_sums_are_timed_in_turns(run: Main, tmp_path: Path) -> None:
+    file = tmp_path / "found.json"
+    out = run("sums.py", "--numbers", "1000", "--repeats", "2", "--json", str(file))
+    times = json.loads(file.read_text())["seconds"]
+    assert {name: len(found) for name, found in times.items()} == {"exact, largest known": 2, "exact": 2, "float64": 2}
+    assert "1,000 numbers, 50 updates" in out and min(min(found) for found in times.values()) > 0
 
 
 def test_precisions_are_compared_seed_by_seed(run: Main, tmp_path: Path) -> None:
