@@ -113,6 +113,7 @@ class LocalStep:
                 parameter.data = place
         step.host, step.position = {}, 0
         step.add_gradient, step.autocast, step.piece = self.add_gradient, self.autocast, self._piece
+        step.passes, step.wider = self.passes, None
         self.dropouts = dropouts(network)
         self.do: Do = at_once
         self.arrived: Callable[[], None] = lambda: None  # told when a visit's tensors are in their places
@@ -143,7 +144,7 @@ class LocalStep:
             self.do(("prepare", width), partial(self._prepare, width))
         if self.method.host:  # parts of this step differ from the next one's: only what is alike can be replayed
             self.do(("load", size), partial(self._load, size))
-            self._counted, self._fresh = False, not self.method.wraps  # also where that was replayed
+            self._counted, self._fresh = False, self.method.passes_first  # also where that was replayed
             self._around()
             self.do(("update", size), self._update)
         else:
@@ -191,7 +192,7 @@ class LocalStep:
         for n, layer in enumerate(self.dropouts):
             layer.key = step.draw("isofed.dropout")[n]
         self.method.batch(step)
-        if self.method.wraps:  # who wraps the passes may put a gradient there before the first one
+        if not self.method.passes_first:  # who wraps the passes may put a gradient there before the first one
             step.grad.zero_()
             self._fresh = False
         elif self._gaps and self.method.corrects and not self.method.ours:  # whatever was put there in the last step
@@ -221,9 +222,10 @@ class LocalStep:
             with self.autocast():
                 step.forward(step.inputs)
                 losses = self.method.losses(step)
+                more = [step.wider.loss(step)] if step.wider else []
             if count_loss:
                 add_sum(self.loss, [loss.detach() for loss in losses], step.size)
-            self._back(losses, step.cuts, whole=True, apart=apart)
+            self._back([*losses, *more], step.cuts, whole=True, apart=apart)
         # Nothing may keep this pass's graph alive: it would hold memory, and tie a later capture to another stream.
         step.logits, step.stages, step.base_loss = step.logits.detach(), {}, step.base_loss.detach()
         step.cuts = []

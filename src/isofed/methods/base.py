@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -126,6 +126,16 @@ class Visit:
         return self.shared(self.weights) - self.shared(self.start)
 
 
+class Wider(Protocol):
+    """A pass over more than the batch, and the loss of what is more; it goes back with the others, unrecorded."""
+
+    def forward(self, inputs: Tensor) -> Output:
+        """What the network gives for the batch."""
+
+    def loss(self, step: Step) -> Tensor:
+        """A term of the rest, asked for once after each ``forward``."""
+
+
 class Step:
     """One local step. The attributes up to ``plan`` keep their addresses for the life of a replica."""
 
@@ -143,8 +153,10 @@ class Step:
     plan: Tensors
     add_gradient: Callable[..., None]  # of a loss, with respect to the trained weights or to cuts of them, to ``grad``
     autocast: Callable[[], AbstractContextManager[object]]  # the run's precision, for passes that a method makes itself
+    passes: Callable[[], None]  # what the innermost ``around`` is given as ``inner``
     # A part of the step whose shapes depend on what is known: the same name stands for the same shapes.
     piece: Callable[[str, Callable[[], None]], None]
+    wider: Wider | None  # set by the innermost ``around``, for passes that run the network on more than the batch
     # set for each visit and each batch
     host: Draws
     position: int  # the step counter, on the host
@@ -187,7 +199,7 @@ class Step:
 
     def forward(self, inputs: Tensor) -> Output:
         """Run the network and put what it gives where the losses look for it."""
-        output = self.network(inputs)
+        output: Output = (self.wider.forward if self.wider else self.network)(inputs)
         self.logits, self.stages = output.logits.float(), output.stages
         self.features = output.features.float() if isinstance(output.features, Tensor) else output.features
         return output
@@ -239,6 +251,7 @@ class Method:
     leaves: ClassVar[dict[str, str]] = {}  # options with which it does not own what it owns by default
     copies: ClassVar[tuple[str, ...]] = ()  # frozen copies of the network that a step reads
     host: ClassVar[tuple[str, ...]] = ()  # draws that decide shapes, read with ``step.known``
+    passes_first: ClassVar[bool] = False  # of ours alone: ``around`` begins with ``inner``, so no gradient is there yet
     pooled: ClassVar[bool] = False  # all data at one client: not federated at all
     raw_answers: ClassVar[bool] = False  # answers are joined, not summed, and tell of single samples: only simulated
     uniform: ClassVar[bool] = False  # every client counts the same, whatever the run's weighting

@@ -255,6 +255,14 @@ class Composition:
         return bool(self._around)
 
     @property
+    def passes_first(self) -> bool:
+        """Whether nobody puts a gradient there before the first pass, or looks at what is there.
+
+        Somebody's own method may do so whatever it says, so it is not asked: being wrong would be silent.
+        """
+        return all(is_ours(type(hook.__self__)) and hook.__self__.passes_first for hook in self._around)
+
+    @property
     def corrects(self) -> bool:
         """Whether a part corrects the gradient."""
         return bool(self._gradient)

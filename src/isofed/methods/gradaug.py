@@ -10,15 +10,20 @@ from typing import ClassVar
 
 import numpy as np
 from torch import Tensor
-from torch.nn.functional import kl_div
 
 from isofed.errors import UserError
+from isofed.functional.teaching import distance_from_teacher
 from isofed.methods.base import Draws, Method, Run, Step, Visit
-from isofed.models.base import Network, statistics_kept
+from isofed.models.base import Network, Output, statistics_kept
+from isofed.models.beside import beside_forward, extents, lies_beside
+from isofed.models.fused import available
 from isofed.models.narrow import narrow_forward, narrows
 from isofed.models.resize import resized
 from isofed.models.slim import Cut, channels, check_slimmable, full_channels, runs_at, slim_channels, slim_forward
+from isofed.models.tiles import GROUPS
 from isofed.spec import described, number
+
+_ROOM = 2**16  # pixels of a batch, above which a GPU has enough to do with one network after the other
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,7 @@ class GradAug(Method):
 
     needs: ClassVar[tuple[str, ...]] = ("linear head",)
     host: ClassVar[tuple[str, ...]] = ("gradaug.width", "gradaug.size")
+    passes_first: ClassVar[bool] = True
     paper: ClassVar[str] = "Yang et al. 2020, GradAug: a new regularization method for deep neural networks"
 
     def sides(self, shape: tuple[int, int, int]) -> tuple[tuple[int, int], ...]:
@@ -78,13 +84,24 @@ class GradAug(Method):
         chosen = rng.integers(len(sides), size=(visit.steps, self.n))
         widths = -np.sort(-widths)
         draws = {"gradaug.width": widths, "gradaug.size": sides[chosen]}
-        if self._narrows(visit.run, visit.network):
-            full = full_channels(visit.network)
-            counts = [channels(count, width, self.multiple) for width in widths.flat for count in full]
-            draws["gradaug.channels"] = np.array(counts).reshape(*widths.shape, len(full))
+        run, network = visit.run, visit.network
+        if self._narrows(run, network):  # the whole network comes first
+            full = full_channels(network)
+            counts = [channels(count, width, self.multiple) for row in widths for width in (1, *row) for count in full]
+            draws["gradaug.channels"] = np.array(counts).reshape(visit.steps, self.n + 1, len(full))
+        if self._joins(run, network):
+            where = np.array([extents(network, side) for side in (run.shape[1:], *sides.tolist())])
+            draws["gradaug.places"] = where[np.insert(chosen + 1, 0, 0, axis=1)]
         return draws
 
     def around(self, step: Step, inner: Callable[[], None]) -> None:
+        if self.mu and inner == step.passes and self._joins(step.run, step.network):
+            step.wider = _Together(self, step)
+            try:
+                inner()
+            finally:
+                step.wider = None
+            return
         inner()
         if not self.mu:
             return
@@ -102,11 +119,21 @@ class GradAug(Method):
         """Whether sub-networks are the whole one with zeros; otherwise, and always on a processor, they are smaller."""
         return run.device.type == "cuda" and narrows(network)
 
+    def _joins(self, run: Run, network: Network) -> bool:
+        """Whether the whole network and all of these are one pass."""
+        return run.device.type == "cuda" and available() and self._fit(run) and lies_beside(network)
+
+    def _fit(self, run: Run) -> bool:
+        """Whether pictures of all sizes find room on sheets as large as the whole ones, and these on a GPU."""
+        _, height, width = run.shape
+        room = run.batch_size * height * width <= _ROOM and 1 + self.n <= GROUPS
+        return room and all(h <= height and w <= width for h, w in self.sides(run.shape))
+
     def _narrow(self, step: Step, n: int, size: tuple[int, int]) -> None:
-        counts = step.draw("gradaug.channels")[n]
+        counts = step.draw("gradaug.channels")[n + 1]
         with step.autocast():
-            logits = narrow_forward(step.network, resized(step.inputs, size), counts).logits.float()
-        step.add_gradient(self._distance(step, logits))
+            logits = narrow_forward(step.network, resized(step.inputs, size), counts).logits
+        step.add_gradient(self.distance(step, logits))
 
     def _slim(self, step: Step, width: float, size: tuple[int, int]) -> None:
         inputs = resized(step.inputs, size)
@@ -114,9 +141,28 @@ class GradAug(Method):
         kept = statistics_kept(step.network) if width >= 1 else nullcontext()
         cuts: list[Cut] = []
         with step.autocast(), kept:
-            logits = slim_forward(step.network, inputs, width, self.multiple, cuts).logits.float()
-        step.add_gradient(self._distance(step, logits), cuts)
+            logits = slim_forward(step.network, inputs, width, self.multiple, cuts).logits
+        step.add_gradient(self.distance(step, logits), cuts)
 
-    def _distance(self, step: Step, logits: Tensor) -> Tensor:
-        """From the whole network's answer to this batch, as the pass before has left it."""
-        return self.mu * kl_div(logits.log_softmax(1), step.logits.softmax(1), reduction="batchmean")
+    def distance(self, step: Step, logits: Tensor) -> Tensor:
+        """From the whole network's answer to this batch."""
+        return distance_from_teacher(logits, step.logits, self.mu)
+
+
+class _Together:
+    """The whole network and its sub-networks in one pass."""
+
+    def __init__(self, method: GradAug, step: Step) -> None:
+        self._method, self._step = method, step
+        self._logits: Tensor | None = None  # of the sub-networks
+
+    def forward(self, inputs: Tensor) -> Output:
+        step = self._step
+        counts, places = step.draw("gradaug.channels"), step.draw("gradaug.places")
+        output, self._logits = beside_forward(step.network, inputs, counts, places)
+        return output
+
+    def loss(self, step: Step) -> Tensor:
+        assert self._logits is not None
+        logits, self._logits = self._logits, None  # which would keep the pass's graph alive
+        return self._method.distance(step, logits)

@@ -14,6 +14,7 @@ PARTS = 128  # pieces, at most, into which the rows of a sum are cut
 TILE = 2048  # numbers that a program looks at together,
 WIDE = 32  # of at most so many channels
 WARPS = 4  # that do so
+GROUPS = 8  # networks, at most, that share a pass: see :mod:`isofed.models.beside`
 
 
 @dataclass(frozen=True)
@@ -30,9 +31,9 @@ class Cut:
     warps: int
 
     @classmethod
-    def of(cls, x: Tensor) -> Cut:
+    def of(cls, x: Tensor, widest: int = WIDE) -> Cut:
         channels = x.shape[1]
-        rows, wide = x.numel() // channels, min(WIDE, triton.next_power_of_2(channels))
+        rows, wide = x.numel() // channels, min(widest, triton.next_power_of_2(channels))
         tall = TILE // wide
         per = triton.cdiv(triton.cdiv(rows, PARTS), tall) * tall
         return cls(rows, channels, tall, wide, per, triton.cdiv(rows, per), math.gcd(channels, 16), WARPS)
@@ -47,8 +48,11 @@ class Cut:
 
 
 def tickets(channels: int, device: torch.device) -> Tensor:
-    """Counters by which the last of several programs knows that it is the last; forward and backward."""
-    return torch.zeros((2, -(-channels // WIDE)), dtype=torch.int32, device=device)
+    """Counters by which the last of several programs knows that it is the last; forward and backward.
+
+    For each block of channels, of each network that shares a pass, and of all of them.
+    """
+    return torch.zeros((2, (GROUPS + 1) * -(-channels // WIDE)), dtype=torch.int32, device=device)
 
 
 def in_rows(x: Tensor) -> bool:
