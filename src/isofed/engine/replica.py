@@ -236,7 +236,7 @@ class Replica:
         drawn = local.method.plan(visit, lambda name: generator(s.seed, f"method/{name}", *place))
         if taken := sorted(drawn.keys() & plan.keys()):
             raise UserError(f"a method's plan uses the name '{taken[0]}', which is the round's own; choose another")
-        step.host = {k: drawn.pop(k) for k in local.method.host}
+        step.host = {k: drawn.pop(k) for k in local.method.host if k in drawn}
         plan |= drawn
         plan |= {"isofed.label_counts": counts, "isofed.lr": np.array([job.lr], np.float32)}
         for unplanned in step.plan.keys() - plan.keys():

@@ -142,7 +142,7 @@ class LocalStep:
         if step.position % self.ahead == 0:
             width = size if self.ahead == 1 else self.settings.batch_size
             self.do(("prepare", width), partial(self._prepare, width))
-        if self.method.host:  # parts of this step differ from the next one's: only what is alike can be replayed
+        if step.host:  # parts of this step differ from the next one's: only what is alike can be replayed
             self.do(("load", size), partial(self._load, size))
             self._counted, self._fresh = False, self.method.passes_first  # also where that was replayed
             self._around()

@@ -250,7 +250,7 @@ class Method:
     needs: ClassVar[tuple[str, ...]] = ()  # of a network, see :mod:`isofed.methods.needs`
     leaves: ClassVar[dict[str, str]] = {}  # options with which it does not own what it owns by default
     copies: ClassVar[tuple[str, ...]] = ()  # frozen copies of the network that a step reads
-    host: ClassVar[tuple[str, ...]] = ()  # draws that decide shapes, read with ``step.known``
+    host: ClassVar[tuple[str, ...]] = ()  # draws that decide shapes, read with ``step.known``, where it makes them
     passes_first: ClassVar[bool] = False  # of ours alone: ``around`` begins with ``inner``, so no gradient is there yet
     pooled: ClassVar[bool] = False  # all data at one client: not federated at all
     raw_answers: ClassVar[bool] = False  # answers are joined, not summed, and tell of single samples: only simulated

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
@@ -15,7 +15,7 @@ from isofed.errors import UserError
 from isofed.functional.teaching import distance_from_teacher
 from isofed.methods.base import Draws, Method, Run, Step, Visit
 from isofed.models.base import Network, Output, statistics_kept
-from isofed.models.beside import beside_forward, extents, lies_beside
+from isofed.models.beside import beside_forward, extents, first_rows, lies_beside
 from isofed.models.fused import available
 from isofed.models.narrow import narrow_forward, narrows
 from isofed.models.resize import resized
@@ -83,28 +83,42 @@ class GradAug(Method):
         sides = np.array(self.sides(visit.run.shape))
         chosen = rng.integers(len(sides), size=(visit.steps, self.n))
         widths = -np.sort(-widths)
-        draws = {"gradaug.width": widths, "gradaug.size": sides[chosen]}
         run, network = visit.run, visit.network
-        if self._narrows(run, network):  # the whole network comes first
-            full = full_channels(network)
-            counts = [channels(count, width, self.multiple) for row in widths for width in (1, *row) for count in full]
-            draws["gradaug.channels"] = np.array(counts).reshape(visit.steps, self.n + 1, len(full))
-        if self._joins(run, network):
+        if self._joins(run, network):  # the whole network comes first
             where = np.array([extents(network, side) for side in (run.shape[1:], *sides.tolist())])
-            draws["gradaug.places"] = where[np.insert(chosen + 1, 0, 0, axis=1)]
-        return draws
+            counts = self._counts(network, np.insert(widths, 0, 1.0, axis=1))
+            return {"gradaug.channels": counts, "gradaug.places": where[np.insert(chosen + 1, 0, 0, axis=1)]}
+        draws = {"gradaug.width": widths, "gradaug.size": sides[chosen]}
+        return draws | ({"gradaug.channels": self._counts(network, widths)} if self._narrows(run, network) else {})
+
+    def _counts(self, network: Network, widths: np.ndarray) -> np.ndarray:
+        """How many channels are left at some widths, of each number that there is at the full one."""
+        full = full_channels(network)
+        counts = [channels(count, width, self.multiple) for width in widths.flat for count in full]
+        return np.array(counts).reshape(*widths.shape, len(full))
 
     def around(self, step: Step, inner: Callable[[], None]) -> None:
-        if self.mu and inner == step.passes and self._joins(step.run, step.network):
-            step.wider = _Together(self, step)
-            try:
+        joins = self.mu > 0 and self._joins(step.run, step.network)
+        if joins and inner == step.passes:
+            with self._together(step):
                 inner()
-            finally:
-                step.wider = None
             return
         inner()
-        if not self.mu:
-            return
+        if joins:
+            step.piece("gradaug", partial(self._beside, step))
+        elif self.mu:
+            self._one_by_one(step)
+
+    @contextmanager
+    def _together(self, step: Step) -> Iterator[None]:
+        """Passes in this block are those of the sub-networks as well."""
+        step.wider = _Together(self, step)
+        try:
+            yield
+        finally:
+            step.wider = None
+
+    def _one_by_one(self, step: Step) -> None:
         widths, sizes = step.known("gradaug.width"), step.known("gradaug.size")
         by_zeros = self._narrows(step.run, step.network)
         for n, (width, (high, wide)) in enumerate(zip(widths.tolist(), sizes.tolist(), strict=True)):
@@ -129,8 +143,15 @@ class GradAug(Method):
         room = run.batch_size * height * width <= _ROOM and 1 + self.n <= GROUPS
         return room and all(h <= height and w <= width for h, w in self.sides(run.shape))
 
+    def _beside(self, step: Step) -> None:
+        """The sub-networks in a pass of their own, where others are around that of the whole network."""
+        counts, places = step.draw("gradaug.channels")[1:], step.draw("gradaug.places")[1:]
+        with step.autocast():
+            logits = beside_forward(step.network, step.inputs, counts, places, whole=False).logits
+        step.add_gradient(self.distance(step, logits))
+
     def _narrow(self, step: Step, n: int, size: tuple[int, int]) -> None:
-        counts = step.draw("gradaug.channels")[n + 1]
+        counts = step.draw("gradaug.channels")[n]
         with step.autocast():
             logits = narrow_forward(step.network, resized(step.inputs, size), counts).logits
         step.add_gradient(self.distance(step, logits))
@@ -159,8 +180,9 @@ class _Together:
     def forward(self, inputs: Tensor) -> Output:
         step = self._step
         counts, places = step.draw("gradaug.channels"), step.draw("gradaug.places")
-        output, self._logits = beside_forward(step.network, inputs, counts, places)
-        return output
+        output = beside_forward(step.network, inputs, counts, places, whole=True)
+        own, self._logits = first_rows(output, len(inputs))
+        return own
 
     def loss(self, step: Step) -> Tensor:
         assert self._logits is not None

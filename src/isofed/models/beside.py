@@ -34,22 +34,26 @@ _PLAIN = (nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.GELU, nn.SiLU, nn.Tan
 _KNOWN: WeakKeyDictionary[Network, bool] = WeakKeyDictionary()
 
 
-def beside_forward(network: Network, inputs: Tensor, counts: Tensor, places: Tensor) -> tuple[Output, Tensor]:
-    """A network on a batch, and sub-networks on the same batch resized: what the first gives, and the others' logits.
-
-    Those are one behind the other. Only the first changes batch norm's running statistics.
+def beside_forward(network: Network, inputs: Tensor, counts: Tensor, places: Tensor, whole: bool) -> Output:
+    """Sub-networks on the same batch, resized for each of them; what they give is one behind the other.
 
     Args:
         network: one for which :func:`lies_beside` holds.
         inputs: a batch; none of the sub-networks sees it higher or wider.
-        counts: int64 [1 + n, ...], how many are left of each number of :func:`isofed.models.slim.full_channels`.
-        places: int64 [1 + n, ..., 2], what :func:`extents` gives for each of their sizes.
+        counts: int64 [n, ...], how many are left of each number of :func:`isofed.models.slim.full_channels`.
+        places: int64 [n, ..., 2], what :func:`extents` gives for each of their sizes.
+        whole: whether the first of them is the network as it is, which changes batch norm's running statistics.
     """
-    with _placed(network, counts, places):
-        logits, features, stages = network(sheets.resized(inputs, places[:, 0]))
-    rows = [len(inputs), len(logits) - len(inputs)]
-    own, others = logits.split(rows)
-    return Output(own, features.split(rows)[0], {name: stage.split(rows)[0] for name, stage in stages.items()}), others
+    with _placed(network, counts, places, whole):
+        output: Output = network(sheets.resized(inputs, places[:, 0]))
+    return output
+
+
+def first_rows(output: Output, count: int) -> tuple[Output, Tensor]:
+    """What the first of some networks has given, for so many samples, and the logits of the others."""
+    rows = [count, len(output.logits) - count]
+    (logits, others), features = output.logits.split(rows), output.features.split(rows)[0]
+    return Output(logits, features, {name: stage.split(rows)[0] for name, stage in output.stages.items()}), others
 
 
 def extents(network: Network, size: Size) -> list[Size]:
@@ -142,13 +146,13 @@ def _behind(layer: nn.Conv2d, size: Size) -> Size:
 
 
 @contextmanager
-def _placed(network: Network, counts: Tensor, places: Tensor) -> Iterator[None]:
+def _placed(network: Network, counts: Tensor, places: Tensor, whole: bool) -> Iterator[None]:
     """Let layers look at the pictures alone for the time of a block."""
     full, layers = full_channels(network), _spots(network)
     for number, layer in enumerate(layers, 1):
         forward: Callable[..., Tensor]
         if isinstance(layer, FusedNorm):
-            here = Sheets(places[:, number], counts[:, full.index(layer.num_features)])
+            here = Sheets(places[:, number], counts[:, full.index(layer.num_features)], whole)
             forward = partial(sheets.batch_norm, layer, here)
         else:
             forward = partial(sheets.average, places[:, number])

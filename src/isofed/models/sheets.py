@@ -28,6 +28,7 @@ class Sheets(NamedTuple):
 
     sizes: Tensor  # int64 [n, 2]: height and width of its pictures
     counts: Tensor  # int64 [n]: channels that it has
+    whole: bool  # whether the first is the whole network, whose statistics are stored
 
 
 def resized(x: Tensor, sizes: Tensor) -> Tensor:
@@ -57,10 +58,7 @@ def average(sizes: Tensor, x: Tensor) -> Tensor:
 
 
 def batch_norm(layer: FusedNorm, of: Sheets, x: Tensor, add: Tensor | None = None, relu: bool = False) -> Tensor:
-    """A batch norm for each network by itself; then ``add`` is added, then a ReLU; and zeros around all that.
-
-    Running statistics are those of the first, the whole network.
-    """
+    """A batch norm for each network by itself; then ``add`` is added, then a ReLU; and zeros around all that."""
     relu = relu or layer.relu
     if layer.fuses(x):
         add = add if add is None else rows_of(add)
@@ -79,7 +77,8 @@ def batch_norm(layer: FusedNorm, of: Sheets, x: Tensor, add: Tensor | None = Non
     mean = torch.where(inside, y, 0).sum((1, 3, 4), keepdim=True) / rows
     y = torch.where(inside, y - mean, 0)
     var = y.square().sum((1, 3, 4), keepdim=True) / rows
-    _store(layer, mean[0].detach().flatten(), var[0].detach().flatten(), rows[0].item())
+    if of.whole:
+        _store(layer, mean[0].detach().flatten(), var[0].detach().flatten(), rows[0].item())
     y = y * (var + layer.eps).rsqrt() * weight + bias
     y = layer.behind(y.to(kind).view(x.shape), add, relu)
     return torch.where((inside & kept).expand(n, len(x) // n, channels, *inside.shape[3:]).reshape(x.shape), y, 0)
@@ -118,7 +117,7 @@ class _BatchNorm(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, add: Tensor | None, sizes: Tensor, counts: Tensor,
-        mean: Tensor, var: Tensor, ticket: Tensor, eps: float, momentum: float, relu: bool,
+        whole: bool, mean: Tensor, var: Tensor, ticket: Tensor, eps: float, momentum: float, relu: bool,
     ) -> Tensor:  # fmt: skip
         n, channels = len(sizes), x.shape[1]
         kept, y, cut = (
@@ -132,7 +131,7 @@ class _BatchNorm(torch.autograd.Function):
         sums, shape = torch.empty((n, cut.parts, 2, channels), device=x.device), _shape(x, n)
         _statistics[(cut.parts, cut.blocks, n)](
             x, sums, ticket[0], kept, mean, var, sizes, sizes.stride(0), *shape, cut.parts, eps, momentum,
-            cut.tall, cut.wide, cut.unit, PARTS, num_warps=cut.warps,
+            cut.tall, cut.wide, cut.unit, PARTS, whole, num_warps=cut.warps,
         )  # fmt: skip
         _normalise[(*cut.tiles, n)](
             x, y, weight, bias, x if add is None else add, kept, sizes, sizes.stride(0), counts, counts.stride(0),
@@ -159,7 +158,7 @@ class _BatchNorm(torch.autograd.Function):
             x, through, dx, weight, bias, kept, found, sizes, sizes.stride(0), counts, counts.stride(0), *shape,
             cut.tall, cut.wide, cut.unit, ctx.relu and not results, num_warps=cut.warps,
         )  # fmt: skip
-        return dx, total[0], total[1], through if ctx.added else None, *[None] * 8
+        return dx, total[0], total[1], through if ctx.added else None, *[None] * 9
 
 
 def _shape(x: Tensor, n: int) -> tuple[int, int, int, int]:
@@ -246,7 +245,7 @@ if triton is not None:
     def _statistics(
         x, sums, ticket, kept, running_mean, running_var, sizes, stride, samples, height, width, channels, parts, eps,
         momentum,
-        ROWS: tl.constexpr, CHANNELS: tl.constexpr, UNIT: tl.constexpr, PARTS: tl.constexpr,
+        ROWS: tl.constexpr, CHANNELS: tl.constexpr, UNIT: tl.constexpr, PARTS: tl.constexpr, WHOLE: tl.constexpr,
     ):  # fmt: skip
         """Sums of x - x[0] and of its square over a part of the rows; who comes last makes mean and scale of them."""
         channels = channels // UNIT * UNIT  # so that the compiler knows, and reads several numbers at a time
@@ -281,7 +280,7 @@ if triton is not None:
             mean, var = origin + first, tl.maximum(second - first * first, 0.0)
             tl.store(kept + 2 * k * channels + c, mean, here)
             tl.store(kept + (2 * k + 1) * channels + c, 1.0 / tl.sqrt_rn(var + eps), here)
-            if k == 0:
+            if WHOLE and k == 0:
                 old_mean, old_var = tl.load(running_mean + c, here, 0.0), tl.load(running_var + c, here, 0.0)
                 tl.store(running_mean + c, (1 - momentum) * old_mean + momentum * mean, here)
                 unbiased = var * (rows / (rows - 1.0))
