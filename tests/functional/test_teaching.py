@@ -72,6 +72,12 @@ def test_times_a_number_and_twice(device: str) -> None:
     torch.testing.assert_close(twice.cpu().double(), torch.from_numpy(np.array(rows)), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("shape", [(5, 4), (2, 4), (6, 3), (6,)])
+def test_students_of_another_batch_are_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="are not those of students of"):
+        distance_from_teacher(torch.zeros(shape), torch.zeros(3, 4))
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("whose", ["student", "teacher"])
 def test_what_is_no_number_is_handed_on(device: str, whose: str) -> None:

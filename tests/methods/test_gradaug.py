@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,17 +17,17 @@ from torch.nn import functional as F
 from isofed.draws import generator
 from isofed.errors import UserError
 from isofed.federation import Federation
-from isofed.methods import Run, Visit
+from isofed.methods import Method, Run, Step, Visit
 from isofed.methods.gradaug import GradAug
 from isofed.models import Network, Output
-from isofed.models.beside import lies_beside
+from isofed.models.base import BatchNorm2d
 from isofed.models.narrow import narrows
 from isofed.models.slim import Cut, slim_forward
 from tests.engine.plain import TOLERANCE, Named, Plain, distance, mean, small
 
 
 def visit_of(steps: int, shape: tuple[int, int, int] = (1, 8, 8)) -> Visit:
-    run = SimpleNamespace(shape=shape, device=torch.device("cpu"))
+    run = SimpleNamespace(shape=shape, device=torch.device("cpu"), ours=False)
     return cast(Visit, SimpleNamespace(steps=steps, run=run, network=None))
 
 
@@ -186,11 +187,8 @@ def take(way: str, patch: pytest.MonkeyPatch) -> None:
     def narrowed(self: GradAug, run: Run, network: Network | None) -> bool:
         return way != "smaller layers" and network is not None and narrows(network)
 
-    def joined(self: GradAug, run: Run, network: Network | None) -> bool:
-        return way == "one pass" and network is not None and lies_beside(network) and self._fit(run)
-
     patch.setattr(GradAug, "_narrows", narrowed)
-    patch.setattr(GradAug, "_joins", joined)
+    patch.setattr(GradAug, "_has_kernels", lambda self, run: way == "one pass")
 
 
 @pytest.fixture(params=["smaller layers", "zeros", "one pass"])
@@ -298,6 +296,34 @@ def test_one_pass_is_the_same_in_compositions(method: str, monkeypatch: pytest.M
     (one, said), (two, also) = found
     assert float((one - two).norm() / one.norm()) < (2e-4 if "stochdepth" in method else 2e-5)  # 17 convolutions, or 3
     assert said == pytest.approx(also, rel=1e-5)
+
+
+@dataclass(frozen=True)
+class FrozenNorms(Method):
+    """The whole network is normalised by what is stored, which its sub-networks never are."""
+
+    def begin(self, visit: Visit) -> None:
+        for layer in visit.network.modules():
+            if isinstance(layer, BatchNorm2d):
+                layer.eval()
+
+
+@dataclass(frozen=True)
+class LogitsInPlace(Method):
+    def loss(self, step: Step) -> Tensor:
+        step.logits[:, 0] = 0.0
+        return step.logits.square().mean()
+
+
+@pytest.mark.parametrize("own", [FrozenNorms(), LogitsInPlace()])
+def test_beside_somebodys_own_method_it_is_not_one_pass(own: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for way in ("smaller layers", "one pass"):
+        take(way, monkeypatch)
+        run = small(method=[own, GradAug()], model="cnn", rounds=1, local_epochs=None, local_steps=3)
+        run.fit()
+        found.append(run.state.weights)
+    assert float((found[0] - found[1]).norm() / found[0].norm()) < 1e-6
 
 
 # What is refused

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from isofed.models import Network, create
-from isofed.models.base import BatchNorm2d
+from isofed.models.base import BatchNorm1d, BatchNorm2d
 from isofed.models.beside import beside_forward, extents, first_rows, lies_beside
 from isofed.models.fused import fuse
 from isofed.models.residual import Residual
@@ -121,6 +121,32 @@ def norm(channels: int = 32) -> nn.Module:
 )
 def test_networks_of_which_it_is_not_known(network: Network) -> None:
     assert not lies_beside(network) and not lies_beside(network)  # as it is remembered
+
+
+def with_another_norm() -> Network:
+    """Which its own pass does not come to."""
+    network = own(convolution(3, 32), norm())
+    network.aside = nn.Sequential(nn.Linear(32, 16), BatchNorm1d(16))
+    return network
+
+
+def with_changed_norm(name: str, value: object) -> Network:
+    network = own(convolution(3, 32), norm())
+    setattr(network.stages["one"][1], name, value)  # type: ignore[index]
+    return network
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        with_another_norm(),
+        with_changed_norm("momentum", None),
+        with_changed_norm("track_running_stats", False),
+        with_changed_norm("running_mean", None),
+    ],
+)
+def test_norms_that_are_not_as_they_were_made(network: Network) -> None:
+    assert lies_beside(own(convolution(3, 32), norm())) and not lies_beside(network)
 
 
 def test_layers_before_a_branch_and_without_relu() -> None:

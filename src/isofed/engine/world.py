@@ -98,8 +98,8 @@ class World:
         """What the methods may know about the run."""
         s = self.settings
         count, clients = len(self.dataset.classes), len(self.clients)
-        shape, batch = self.dataset.shape, s.batch_size
-        return Run(count, clients, self.samples, s.rounds, s.momentum, s.nesterov, layout, device, shape, batch)
+        more = (self.dataset.shape, s.batch_size, s.method.ours)
+        return Run(count, clients, self.samples, s.rounds, s.momentum, s.nesterov, layout, device, *more)
 
     def fractions(self) -> np.ndarray:
         """Each client's share in the population under the run's weighting; empty clients have none."""

@@ -27,7 +27,9 @@ def distance_from_teacher(z: Tensor, teacher: Tensor, weight: float = 1.0) -> Te
     """
     teacher = teacher.detach()
     rows, classes = teacher.shape
-    if here(z) and z.dtype != torch.float64 and rows and z.is_contiguous() and classes <= WIDEST:
+    if z.shape[1:] != teacher.shape[1:] or not rows or len(z) % rows:
+        raise ValueError(f"{list(z.shape)} logits are not those of students of {list(teacher.shape)}")
+    if here(z) and z.dtype != torch.float64 and z.is_contiguous() and classes <= WIDEST:
         return _Distance.apply(z, teacher.contiguous(), weight)
     return _plain(z, teacher, weight)
 

@@ -62,6 +62,7 @@ class Run:
     device: torch.device
     shape: tuple[int, int, int] = (1, 1, 1)  # of a picture: channels, height, width
     batch_size: int = 1  # of a full batch
+    ours: bool = False  # whether all parts of the method are of this package: nobody else looks into a pass
 
     @property
     def at_once(self) -> int:
@@ -251,7 +252,7 @@ class Method:
     leaves: ClassVar[dict[str, str]] = {}  # options with which it does not own what it owns by default
     copies: ClassVar[tuple[str, ...]] = ()  # frozen copies of the network that a step reads
     host: ClassVar[tuple[str, ...]] = ()  # draws that decide shapes, read with ``step.known``, where it makes them
-    passes_first: ClassVar[bool] = False  # of ours alone: ``around`` begins with ``inner``, so no gradient is there yet
+    _passes_first: ClassVar[bool] = False  # of ours alone: ``around`` begins with ``inner``, before it sees a gradient
     pooled: ClassVar[bool] = False  # all data at one client: not federated at all
     raw_answers: ClassVar[bool] = False  # answers are joined, not summed, and tell of single samples: only simulated
     uniform: ClassVar[bool] = False  # every client counts the same, whatever the run's weighting

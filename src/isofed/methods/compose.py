@@ -260,7 +260,7 @@ class Composition:
 
         Somebody's own method may do so whatever it says, so it is not asked: being wrong would be silent.
         """
-        return all(is_ours(type(hook.__self__)) and hook.__self__.passes_first for hook in self._around)
+        return all(is_ours(type(hook.__self__)) and hook.__self__._passes_first for hook in self._around)
 
     @property
     def corrects(self) -> bool:

@@ -48,7 +48,7 @@ class GradAug(Method):
 
     needs: ClassVar[tuple[str, ...]] = ("linear head",)
     host: ClassVar[tuple[str, ...]] = ("gradaug.width", "gradaug.size")
-    passes_first: ClassVar[bool] = True
+    _passes_first: ClassVar[bool] = True
     paper: ClassVar[str] = "Yang et al. 2020, GradAug: a new regularization method for deep neural networks"
 
     def sides(self, shape: tuple[int, int, int]) -> tuple[tuple[int, int], ...]:
@@ -134,8 +134,15 @@ class GradAug(Method):
         return run.device.type == "cuda" and narrows(network)
 
     def _joins(self, run: Run, network: Network) -> bool:
-        """Whether the whole network and all of these are one pass."""
-        return run.device.type == "cuda" and available() and self._fit(run) and lies_beside(network)
+        """Whether the whole network and all of these are one pass.
+
+        A method of somebody's own may let layers do something else in the whole network's pass, or change in place what
+        that has given: then they are not.
+        """
+        return self._has_kernels(run) and run.ours and self._fit(run) and lies_beside(network)
+
+    def _has_kernels(self, run: Run) -> bool:
+        return run.device.type == "cuda" and available()
 
     def _fit(self, run: Run) -> bool:
         """Whether pictures of all sizes find room on sheets as large as the whole ones, and these on a GPU."""

@@ -144,7 +144,12 @@ class FusedNorm(nn.modules.batchnorm._BatchNorm):
 
     def fuses(self, x: Tensor) -> bool:
         """Whether this batch can be normalised in few kernels."""
-        return self.ticket is not None and x.is_cuda and x.dtype != torch.float64 and in_rows(x)
+        return self.ticket is not None and self.stores and x.is_cuda and x.dtype != torch.float64 and in_rows(x)
+
+    @property
+    def stores(self) -> bool:
+        """Whether it keeps running statistics, as it does unless somebody has changed that."""
+        return self.track_running_stats and self.momentum is not None and self.running_mean is not None
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *rest: Any) -> None:
         state_dict.pop(prefix + "num_batches_tracked", None)

@@ -71,12 +71,13 @@ def lies_beside(network: Network) -> bool:
 
 
 def _followed(network: Network) -> bool:
+    found: dict[nn.Module, Size] = {}
     try:
         # Large enough for any network's layers; what a picture's size comes to there does not matter.
-        at = _through(_way(network), _At((2**16, 2**16)), {})
+        at = _through(_way(network), _At((2**16, 2**16)), found)
     except _Unknown:
         return False
-    return at == _At(None)
+    return at == _At(None) and found.keys() == {*_spots(network)}  # none of them is beside the way
 
 
 class _Unknown(Exception):
@@ -106,7 +107,7 @@ def _through(layer: nn.Module, at: _At, found: dict[nn.Module, Size]) -> _At:
         for part in layer:
             at = _through(part, at, found)
         return at
-    if isinstance(layer, FusedNorm) and kind in (BatchNorm1d, BatchNorm2d):
+    if isinstance(layer, FusedNorm) and kind in (BatchNorm1d, BatchNorm2d) and layer.stores:
         found[layer] = at.size or (1, 1)
         return _At(at.size)
     if at.open:

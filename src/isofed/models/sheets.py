@@ -20,6 +20,7 @@ from isofed.models.base import FusedNorm
 from isofed.models.tiles import PARTS, Cut, in_rows, rows_of
 
 BLOCK = 512  # numbers of a program that resizes
+MOST = 2**20  # pixels of a network's sheets, of which one can be found by a quick division
 WIDE = 64  # channels, at most, that a program looks at together
 
 
@@ -60,7 +61,7 @@ def average(sizes: Tensor, x: Tensor) -> Tensor:
 def batch_norm(layer: FusedNorm, of: Sheets, x: Tensor, add: Tensor | None = None, relu: bool = False) -> Tensor:
     """A batch norm for each network by itself; then ``add`` is added, then a ReLU; and zeros around all that."""
     relu = relu or layer.relu
-    if layer.fuses(x):
+    if layer.fuses(x) and x.numel() // (x.shape[1] * len(of.sizes)) <= MOST:
         add = add if add is None else rows_of(add)
         stored = (layer.running_mean, layer.running_var, layer.ticket, layer.eps, layer.momentum)
         made: Tensor = _BatchNorm.apply(x, layer.weight, layer.bias, add, *of, *stored, relu)
@@ -220,7 +221,7 @@ if triton is not None:
 
     @triton.jit
     def _over(r, by):
-        """r // by for r below 2**20, where no rounding can lead past a whole number; several times faster."""
+        """r // by for r below ``MOST``, where no rounding can lead past a whole number; several times faster."""
         return ((r.to(tl.float32) + 0.5) * (1.0 / by)).to(tl.int32)
 
     @triton.jit
