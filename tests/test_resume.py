@@ -196,6 +196,21 @@ def test_a_run_of_a_changed_method_file_does_not_go_on(tmp_path: Path) -> None:
         isofed.Federation.resume(tmp_path / "run")
 
 
+def test_a_run_of_a_changed_split_does_not_go_on(tmp_path: Path) -> None:
+    split = tmp_path / "split.json"
+    split.write_text("[[0, 1, 2, 3], [4, 5, 6, 7]]")
+    data, out = "synthetic:samples=60,test=20,classes=3", tmp_path / "run"
+    isofed.Federation(data=data, partition=f"from_file:{split}", model="mlp", batch_size=4, rounds=1, out=out)
+    split.write_text("[[0, 1, 2, 4], [3, 5, 6, 7]]")
+    with pytest.raises(isofed.UserError, match=r"split\.json has changed since the run"):
+        isofed.Federation.resume(out)
+    split.unlink()
+    with pytest.raises(isofed.UserError, match=r"there is no file '.*split\.json'"):
+        isofed.Federation.resume(out)
+    split.write_text("[[0, 1, 2, 3], [4, 5, 6, 7]]")
+    assert isofed.Federation.resume(out).fit().rounds == 1
+
+
 def test_a_data_set_given_in_python_is_recorded_as_such(tmp_path: Path) -> None:
     mine = load("synthetic:samples=60,test=20,classes=3")
     usual: dict[str, Any] = {"model": "mlp", "clients": 2, "partition": "iid", "rounds": 1}

@@ -24,7 +24,7 @@ from isofed.methods import Composition
 from isofed.methods import names as method_names
 from isofed.methods import parse as parse_method
 from isofed.models.base import norm_layer
-from isofed.plugins import digests, is_file_reference, resolve, shorten
+from isofed.plugins import digest, digests, is_file_reference, resolve, shorten
 from isofed.yaml_text import BadYAML, read_yaml_text
 
 OWN = "own"  # the norm of a network that is left as it is; 'none' is a network without any
@@ -188,6 +188,13 @@ class Settings(BaseModel):
 
     def files(self) -> dict[str, str]:
         """The user's own files that the run is made of, each with a digest."""
+        kind = parse_partition(self.partition)
+        # One that is gone has none, and is told of where it is read.
+        split = [kind.path] if isinstance(kind, FromFile) and os.path.isfile(kind.path) else []
+        return self.code() | {file: digest(file) for file in split}
+
+    def code(self) -> dict[str, str]:
+        """Those of them that every process has to run."""
         return digests([self.model, *(name for name, _ in self.method.parts)])
 
     def to_dict(self) -> dict[str, Any]:

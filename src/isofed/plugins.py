@@ -42,7 +42,12 @@ def shorten(text: str) -> str:
 def digests(references: Iterable[str]) -> dict[str, str]:
     """A digest of each file that is referred to, by which a later change of it is noticed."""
     files = sorted({resolve(r).rsplit(":", 1)[0] for r in references if is_file_reference(r)})
-    return {file: hashlib.blake2b(Path(file).read_bytes(), digest_size=8).hexdigest() for file in files}
+    return {file: digest(file) for file in files}
+
+
+def digest(file: str) -> str:
+    """A few letters that tell a file's content from another."""
+    return hashlib.blake2b(Path(file).read_bytes(), digest_size=8).hexdigest()
 
 
 def load_from_file(text: str, kind: str, fits: Callable[[Any], bool] = callable) -> Any:

@@ -53,7 +53,7 @@ class Actor:
         content = tensors(data)
         content["clients"] = content["clients"].clone()  # small, and read by those who ask for memory of their own
         self.world = unpack(content, plain)
-        for file, digest in self.world.settings.files().items():
+        for file, digest in self.world.settings.code().items():
             if files.get(file) != digest:
                 raise RunError(f"{file} is not the same file on the machine {socket.gethostname()}")
         network = self.world.network()

@@ -168,7 +168,7 @@ class RayActors:
 
     def _set_up(self, device: str) -> None:
         content, plain = pack(self.world)
-        data, files = self.ray.put(arrays(content)), self.world.settings.files()
+        data, files = self.ray.put(arrays(content)), self.world.settings.code()
         calls = {actor: actor.set_up.remote(data, plain, files, device) for actor in self.cluster.actors}
         for actor, call in calls.items():
             try:
