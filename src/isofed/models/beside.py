@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
-from isofed.models import sheets
+from isofed.models import sheet_norm, sheets
 from isofed.models.base import BatchNorm1d, BatchNorm2d, FusedNorm, Network, Output
 from isofed.models.convolution import FusedConv2d
 from isofed.models.dense import Dense
@@ -154,7 +154,7 @@ def _placed(network: Network, counts: Tensor, places: Tensor, whole: bool) -> It
         forward: Callable[..., Tensor]
         if isinstance(layer, FusedNorm):
             here = Sheets(places[:, number], counts[:, full.index(layer.num_features)], whole)
-            forward = partial(sheets.batch_norm, layer, here)
+            forward = partial(sheet_norm.batch_norm, layer, here)
         else:
             forward = partial(sheets.average, places[:, number])
         # An attribute of the instance goes before the class's method.

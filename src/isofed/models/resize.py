@@ -34,6 +34,20 @@ def resized(x: Tensor, size: tuple[int, int]) -> Tensor:
 if triton is not None:
 
     @triton.jit
+    def between(x, picture, c, down, right, channels, height, width, inside):
+        """The number between the four pixels around a place in a picture."""
+        # A product that rounding makes too large must not lead past the last row or column.
+        top, left = tl.minimum(down.to(tl.int32), height - 1), tl.minimum(right.to(tl.int32), width - 1)
+        bottom, next_one = tl.minimum(top + 1, height - 1), tl.minimum(left + 1, width - 1)
+        low, far = down - top.to(tl.float32), right - left.to(tl.float32)
+        over, under = (picture * height + top) * width, (picture * height + bottom) * width
+        a = tl.load(x + (over + left) * channels + c, inside, 0.0).to(tl.float32)
+        b = tl.load(x + (over + next_one) * channels + c, inside, 0.0).to(tl.float32)
+        d = tl.load(x + (under + left) * channels + c, inside, 0.0).to(tl.float32)
+        e = tl.load(x + (under + next_one) * channels + c, inside, 0.0).to(tl.float32)
+        return (1 - low) * ((1 - far) * a + far * b) + low * ((1 - far) * d + far * e)
+
+    @triton.jit
     def _resize(
         x, y, count, channels, height, width, out_height, out_width, step_down, step_right, BLOCK: tl.constexpr
     ):  # fmt: skip
@@ -42,15 +56,5 @@ if triton is not None:
         c, pixel = i % channels, i // channels
         picture, row, column = pixel // (out_width * out_height), pixel // out_width % out_height, pixel % out_width
         down, right = row.to(tl.float32) * step_down, column.to(tl.float32) * step_right
-        # A product that rounding makes too large must not lead past the last row or column.
-        top = tl.minimum(down.to(tl.int64), height - 1)
-        left = tl.minimum(right.to(tl.int64), width - 1)
-        bottom, next_one = tl.minimum(top + 1, height - 1), tl.minimum(left + 1, width - 1)
-        low, far = down - top.to(tl.float32), right - left.to(tl.float32)
-        over, under = (picture * height + top) * width, (picture * height + bottom) * width
-        a = tl.load(x + (over + left) * channels + c, inside, 0.0).to(tl.float32)
-        b = tl.load(x + (over + next_one) * channels + c, inside, 0.0).to(tl.float32)
-        d = tl.load(x + (under + left) * channels + c, inside, 0.0).to(tl.float32)
-        e = tl.load(x + (under + next_one) * channels + c, inside, 0.0).to(tl.float32)
-        v = (1 - low) * ((1 - far) * a + far * b) + low * ((1 - far) * d + far * e)
+        v = between(x, picture, c, down, right, channels, height, width, inside)
         tl.store(y + i, v.to(y.dtype.element_ty), inside)
