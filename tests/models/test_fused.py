@@ -10,6 +10,7 @@ from torch import nn
 
 from isofed.models import create, fused
 from isofed.models.base import BatchNorm1d, BatchNorm2d
+from isofed.models.batch_norm import twin_of
 from isofed.models.convolution import FusedConv2d
 from isofed.models.dropout import Dropout, dropouts, hashed, places
 from isofed.models.parts import added, taken
@@ -115,6 +116,37 @@ def test_fused_batch_norm_by_stored_statistics_agrees_with_float64(
     torch.testing.assert_close(with_gradient, found, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("read", [(True, True), (True, False), (False, True)])
+@pytest.mark.parametrize("add", [False, True])
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("shape", [(64, 64, 32, 32), (9, 104, 7, 7), (5, 10)])
+def test_the_gradient_of_a_batch_norm_may_come_in_two_parts(
+    shape: tuple[int, ...], relu: bool, add: bool, read: tuple[bool, bool]
+) -> None:
+    if not fused.available():
+        pytest.skip("no Triton here")
+    draws = torch.Generator("cuda").manual_seed(3)
+    x, aside, *parts = (rows_of(torch.randn(shape, device="cuda", generator=draws)) for _ in range(4))
+    layer = (BatchNorm2d if len(shape) == 4 else BatchNorm1d)(shape[1]).cuda()
+    layer.weight.data.normal_(generator=draws)
+    layer.ticket, layer.relu = tickets(shape[1], x.device), relu and not add
+    inputs = [x.requires_grad_(), layer.weight, layer.bias, *([aside.requires_grad_()] if add else [])]
+    exact = [v.detach().double().requires_grad_() for v in inputs]
+    made = nn.functional.batch_norm(exact[0], None, None, exact[1], exact[2], training=True)
+    made = made + exact[3] if add else made
+    if relu:  # where rounding does not decide
+        parts = [rows_of(g * (made.detach().abs() > 1e-4)) for g in parts]
+        made = made.relu()
+    y = layer(x, aside, relu) if add else layer(x)
+    twin = twin_of(y)
+    assert twin is not y and twin.data_ptr() == y.data_ptr() and torch.equal(twin, y)
+    of = [(v, g) for v, g, wanted in zip((y, twin), parts, read, strict=True) if wanted]
+    found = torch.autograd.grad([v for v, _ in of], inputs, [g for _, g in of])
+    together = torch.stack([g.double() for _, g in of]).sum(0)
+    for a, b in zip(found, torch.autograd.grad(made, exact, together), strict=True):
+        assert float((a.double() - b).norm()) <= 1e-5 * max(float(b.norm()), 1.0)
+
+
 @pytest.mark.parametrize("model", ["pfl-cnn", "resnet20"])
 def test_a_fused_network_judges_a_batch_without_pictures(model: str) -> None:
     network = create(model, classes=10).cuda().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -218,8 +250,9 @@ def test_a_fused_network_has_the_parts_that_can_be_fused() -> None:
     torch.testing.assert_close(network(x).logits, expected, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("unseen", [False, True])
 @pytest.mark.parametrize("model", ["resnet20", "resnet18", "mobilenetv2", "senet18"])
-def test_residual_blocks_that_join_are_the_same_blocks(model: str) -> None:
+def test_residual_blocks_that_join_are_the_same_blocks(model: str, unseen: bool) -> None:
     draws = torch.Generator("cuda").manual_seed(3)
     x = torch.rand(8, 3, 32, 32, device="cuda", generator=draws).contiguous(memory_format=torch.channels_last)
     found = []
@@ -227,8 +260,9 @@ def test_residual_blocks_that_join_are_the_same_blocks(model: str) -> None:
         network = create(model, classes=10).cuda().double().train()
         blocks = residual_blocks(network)
         if fuses:
-            fused.fuse(network.float().to(memory_format=torch.channels_last))  # type: ignore[call-overload]
+            fused.fuse(network.float().to(memory_format=torch.channels_last), unseen)  # type: ignore[call-overload]
             assert {block.joins for block in blocks} == {model != "senet18" and fused.available()}
+            assert {block.twins for block in blocks} == {unseen and fused.available()}
         with torch.backends.cudnn.flags(allow_tf32=False):
             logits = network(x if fuses else x.double()).logits
             logits.square().mean().backward()
@@ -239,6 +273,24 @@ def test_residual_blocks_that_join_are_the_same_blocks(model: str) -> None:
         assert a is not None and b is not None
         # A number in millions that rounding puts on the other side of a ReLU is seen in a gradient.
         assert float((a - b).norm()) <= 3e-2 * max(float(a.norm()), 1e-3)
+
+
+def test_whoever_may_look_between_blocks_finds_the_whole_gradient() -> None:
+    """Of what a stage gives: it reaches the loss through the next block's branch and around it."""
+    x = torch.rand(8, 3, 32, 32, device="cuda").contiguous(memory_format=torch.channels_last)
+    found = []
+    for fuses in (False, True):
+        network = create("resnet20", classes=10).cuda().train()
+        network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if fuses:
+            fused.fuse(network)
+        with torch.backends.cudnn.flags(allow_tf32=False):
+            made = network(x)
+            found.append(torch.autograd.grad(made.logits.square().mean(), made.stages["stage1"])[0])
+    assert float((found[0] - found[1]).norm()) <= 3e-2 * float(found[0].norm()) and found[0].norm() > 0
+    theirs = nn.Sequential(create("resnet8", classes=10).cuda(), type("Theirs", (nn.Identity,), {})())
+    fused.fuse(theirs, unseen=True)
+    assert not any(block.twins for block in residual_blocks(theirs))
 
 
 @pytest.mark.parametrize("size", [(28, 28), (20, 24), (1, 1), (45, 33)])

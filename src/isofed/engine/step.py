@@ -126,7 +126,7 @@ class LocalStep:
     def _quicken(self, network: Network, device: torch.device) -> None:
         """Let a network use what is quick on its device."""
         if device.type == "cuda":
-            fuse(network)
+            fuse(network, unseen=self.method.ours)
         else:
             quicken(network, unseen=self.method.ours)
 

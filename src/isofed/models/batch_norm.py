@@ -20,6 +20,8 @@ from isofed.models.tiles import PARTS, Cut, rows_of
 if TYPE_CHECKING:
     from isofed.models.base import FusedNorm
 
+_TWIN = "isofed_twin"  # an attribute of a tensor
+
 
 def batch_norm(
     x: Tensor,
@@ -35,7 +37,19 @@ def batch_norm(
     own = slim or (layer.weight, layer.bias)
     kept = (layer.running_mean, layer.running_var, layer.ticket)
     add = add if add is None else rows_of(add)
-    return _BatchNorm.apply(x, *own, add, *kept, layer.eps, layer.momentum, layer.relu or relu, slim is None)
+    y, twin = _BatchNorm.apply(x, *own, add, *kept, layer.eps, layer.momentum, layer.relu or relu, slim is None)
+    setattr(y, _TWIN, twin)
+    return y
+
+
+def twin_of(x: Tensor) -> Tensor:
+    """The same numbers for a second reader, such as the shortcut of a residual block.
+
+    What a batch norm gives has a twin, whose gradient comes back to it by itself: its kernel adds the two up on the
+    way, where PyTorch would write their sum into memory first.
+    """
+    twin: Tensor = getattr(x, _TWIN, x)
+    return twin
 
 
 def by_stored_statistics(x: Tensor, layer: FusedNorm, add: Tensor | None = None, relu: bool = False) -> Tensor:
@@ -53,7 +67,8 @@ class _BatchNorm(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, add: Tensor | None, mean: Tensor, var: Tensor,
         ticket: Tensor, eps: float, momentum: float, relu: bool, update: bool,
-    ) -> Tensor:  # fmt: skip
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        ctx.set_materialize_grads(False)
         kept, y = torch.empty((2, x.shape[1]), device=x.device), torch.empty_like(x)
         ctx.relu, ctx.added, cut = relu, add is not None, Cut.of(x)
         # Behind a sum only the result tells where the ReLU was open; else that is found again from the input.
@@ -67,24 +82,28 @@ class _BatchNorm(torch.autograd.Function):
             x, y, weight, bias, x if add is None else add, kept[0], kept[1], cut.rows, cut.channels, eps,
             cut.tall, cut.wide, cut.unit, add is not None, relu, False, num_warps=cut.warps,
         )  # fmt: skip
-        return y
+        return y, y.detach()
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *both: Tensor | None) -> tuple[Tensor | None, ...]:
         x, weight, bias, kept, ticket, *results = ctx.saved_tensors
-        g, found, dx = rows_of(g), torch.empty((2, x.shape[1]), device=x.device), torch.empty_like(x)
+        come = [rows_of(g) for g in both if g is not None]
+        if not come:
+            return (None,) * 11
+        g, two, found, dx = come[0], len(come) > 1, torch.empty((2, x.shape[1]), device=x.device), torch.empty_like(x)
         cut = Cut.of(x)
         sums = torch.empty((cut.parts, 2, cut.channels), device=x.device)
-        through = torch.empty_like(g) if results else g  # what of the gradient comes through the last ReLU
+        # What of the gradients comes through the last ReLU, where it is not found as easily again.
+        through = torch.empty_like(g) if results or two else g
         _gradient_sums[(cut.parts, cut.blocks)](
-            x, g, results[0] if results else x, through, sums, ticket[1], weight, bias, kept[0], kept[1], found[0],
-            found[1], cut.rows, cut.channels, cut.per, cut.parts, cut.tall, cut.wide, cut.unit, PARTS, ctx.relu,
-            bool(results), num_warps=cut.warps,
+            x, g, come[-1], results[0] if results else x, through, sums, ticket[1], weight, bias, kept[0], kept[1],
+            found[0], found[1], cut.rows, cut.channels, cut.per, cut.parts, cut.tall, cut.wide, cut.unit, PARTS,
+            ctx.relu, bool(results), two, num_warps=cut.warps,
         )  # fmt: skip
         _gradient[cut.tiles](
             x, through, dx, weight, bias, kept[0], kept[1], found[0], found[1],
-            cut.rows, cut.channels, cut.tall, cut.wide, cut.unit, ctx.relu and not results,
+            cut.rows, cut.channels, cut.tall, cut.wide, cut.unit, ctx.relu and through is g,
             num_warps=cut.warps,
         )  # fmt: skip
         return dx, found[0], found[1], through if ctx.added else None, *[None] * 7
@@ -156,13 +175,14 @@ if triton is not None:
 
     @triton.jit
     def _gradient_sums(
-        x, g, y, through, sums, ticket, weight, bias, means, scales, dweight, dbias, rows, channels, per, parts,
+        x, g, h, y, through, sums, ticket, weight, bias, means, scales, dweight, dbias, rows, channels, per, parts,
         ROWS: tl.constexpr, CHANNELS: tl.constexpr, UNIT: tl.constexpr, PARTS: tl.constexpr, RELU: tl.constexpr,
-        KEEP: tl.constexpr,
+        BEHIND: tl.constexpr, TWO: tl.constexpr,
     ):  # fmt: skip
         """Sums of the gradient, and of its product with the normalised input: gradients of bias and weight.
 
-        With ``KEEP`` the result y tells where the ReLU was open, and the gradient that comes through it is stored.
+        With ``BEHIND`` the result y tells where the ReLU was open, with ``TWO`` the gradient is the sum of two; then
+        what comes through is stored.
         """
         channels = channels // UNIT * UNIT
         part, c = tl.program_id(0), tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
@@ -177,11 +197,15 @@ if triton is not None:
             place = r[:, None].to(tl.int64) * channels + c[None, :]
             n = (tl.load(x + place, inside, 0.0).to(tl.float32) - mean[None, :]) * scale[None, :]
             d = tl.load(g + place, inside, 0.0).to(tl.float32)
-            if KEEP:
+            if TWO:
+                d += tl.load(h + place, inside, 0.0).to(tl.float32)
+                d = d.to(through.dtype.element_ty).to(tl.float32)  # as PyTorch's own sum is
+            if BEHIND:
                 d = tl.where(tl.load(y + place, inside, 0.0).to(tl.float32) > 0, d, 0.0)
-                tl.store(through + place, d.to(through.dtype.element_ty), inside)
             elif RELU:
                 d = tl.where(n * w[None, :] + b[None, :] > 0, d, 0.0)
+            if BEHIND or TWO:
+                tl.store(through + place, d.to(through.dtype.element_ty), inside)
             one += d
             two += d * n  # past the end d is 0
         tl.store(sums + 2 * part * channels + c, tl.sum(one, 0), here)

@@ -15,14 +15,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from isofed.functional.kernels import tl, triton
-from isofed.models import thin
+from isofed.models import tf32, thin
 from isofed.models.tiles import PARTS, Cut, in_rows, rows_of, tickets
 
 
 class FusedConv2d(nn.Conv2d):
     """A convolution that does more, or does it faster; where that is not possible it is made of PyTorch's own parts."""
 
-    thin = False  # whether the gradient of its weights is that of :mod:`isofed.models.thin`
+    thin = False  # whether the gradient of its weights is that of :mod:`isofed.models.thin`,
+    thick = False  # or it is that of :mod:`isofed.models.tf32` where that is the precision
     relu = False  # whether the ReLU behind it,
     pool = False  # and the maximum over squares of two by two behind that, have become parts of it
     ticket: Tensor | None = None
@@ -32,7 +33,7 @@ class FusedConv2d(nn.Conv2d):
         """The same convolution, with the same parameters and not copies of them."""
         made = cls.__new__(cls)
         made.__dict__ = layer.__dict__
-        made.thin, made.relu, made.pool = thin.fits(layer), relu, pool
+        made.thin, made.thick, made.relu, made.pool = thin.fits(layer), tf32.fits(layer), relu, pool
         made.ticket = tickets(layer.out_channels, layer.weight.device)[0] if relu else None
         return made
 
@@ -41,6 +42,8 @@ class FusedConv2d(nn.Conv2d):
         bias = None if after else self.bias
         if self.thin and thin.applies(x, self.weight):
             y = thin.convolution(x, self.weight, bias, self.stride[0], int(self.padding[0]))
+        elif self.thick and tf32.applies(x, self.weight):
+            y = tf32.convolution(x, self.weight, bias, self.stride[0], int(self.padding[0]))
         else:
             y = self._conv_forward(x, self.weight, bias)
         if after and in_rows(y):

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from isofed.functional.kernels import tl, triton
-from isofed.models import thin
+from isofed.models import tf32, thin
 from isofed.models.convolution import FusedConv2d
-from isofed.models.residual import Residual
+from isofed.models.residual import Residual, is_ours
 from isofed.models.tiles import rows_of, tickets
 
 
@@ -29,16 +29,20 @@ def available() -> bool:
     return triton is not None and torch.cuda.is_available() and os.environ.get("ISOFED_FUSED", "1") != "0"
 
 
-def fuse(network: nn.Module) -> None:
-    """Let the layers of a network on a GPU use these kernels; the names of its tensors stay as they are."""
+def fuse(network: nn.Module, unseen: bool = False) -> None:
+    """Let the layers of a network on a GPU use these kernels; the names of its tensors stay as they are.
+
+    ``unseen`` says that nobody looks at what is between layers: a method of somebody's own may, and so may a module.
+    """
     from isofed.models.base import FusedNorm  # which needs this module itself
     from isofed.models.dropout import Dropout
 
     if not available():
         return
+    unseen = unseen and all(is_ours(module) for module in network.modules())
     for module in [*network.modules()]:
         if isinstance(module, Residual):
-            module.joins = _ends_with_norm(module.branch)
+            module.joins, module.twins = _ends_with_norm(module.branch), unseen
         for name, child in [*module.named_children()]:
             if type(child) is nn.Conv2d:
                 _fuse_convolution(module, name, child)
@@ -59,7 +63,7 @@ def _ends_with_norm(branch: nn.Module) -> bool:
 def _fuse_convolution(parent: nn.Module, name: str, layer: nn.Conv2d) -> None:
     relu = layer.bias is not None and _taken(parent, name, lambda m: type(m) is nn.ReLU)
     pool = relu and _taken(parent, name, _halves, 2)
-    if relu or thin.fits(layer):
+    if relu or thin.fits(layer) or tf32.fits(layer):
         setattr(parent, name, FusedConv2d.of(layer, relu, pool))
 
 

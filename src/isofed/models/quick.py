@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.modules.module import _has_any_global_hook
 
 from isofed.models import dense
-from isofed.models.residual import watched
+from isofed.models.residual import is_ours, watched
 
 # Whose derivatives do not need what the layer itself has given.
 _LETS_GO = (nn.Conv2d, nn.Linear, nn.MaxPool2d, nn.modules.batchnorm._BatchNorm)
@@ -25,7 +25,7 @@ def quicken(network: nn.Module, unseen: bool = True) -> None:
 
     ``unseen`` says that nobody looks at single layers: a method of somebody's own may, and so may a module.
     """
-    known = all(type(module).__module__.startswith(("torch.nn.", "isofed.")) for module in network.modules())
+    known = all(is_ours(module) for module in network.modules())
     unseen = unseen and known and not _has_any_global_hook()
     for module in [*network.modules()]:
         if type(module) is nn.Linear and dense.available():

@@ -7,6 +7,8 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from isofed.models.batch_norm import twin_of
+
 
 class Residual(nn.Module):
     """A branch around which the input flows unchanged or through a shortcut: relu(shortcut(x) + branch(x)).
@@ -30,6 +32,7 @@ class Residual(nn.Module):
         self.shortcut = shortcut
         self.relu = relu
         self.joins = False  # whether the last layer of the branch may do the sum and the ReLU along with its own work
+        self.twins = False  # whether nobody asks for a gradient between blocks, so that it may come back in two parts
         self.keep = 1.0
         self.gate: Tensor | None = None
 
@@ -67,8 +70,11 @@ class Residual(nn.Module):
         """What flows around the branch, which gives so many channels and sees ``y``."""
         if isinstance(self.shortcut, PadShortcut):
             # As many channels as the branch has, also in a network that runs at less than its full width.
-            return self.shortcut(y, channels)
-        return x if self.shortcut is None else self.shortcut(y)
+            return self.shortcut(self._twin(y), channels)
+        return self._twin(x) if self.shortcut is None else self.shortcut(self._twin(y))
+
+    def _twin(self, x: Tensor) -> Tensor:
+        return twin_of(x) if self.twins else x
 
     def _inside(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """What the branch sees, and what it makes of it."""
@@ -83,6 +89,11 @@ class Residual(nn.Module):
 
 def _last(branch: nn.Module) -> nn.Module | None:
     return next(reversed(branch._modules.values()), None)
+
+
+def is_ours(layer: nn.Module) -> bool:
+    """Whether a layer is one of PyTorch's or of this package, of which it is known what they look at."""
+    return type(layer).__module__.startswith(("torch.nn.", "isofed."))
 
 
 def watched(*layers: nn.Module | None) -> bool:
