@@ -33,7 +33,8 @@ from isofed.layout import Tensors
 from isofed.traces import Elsewhere
 
 MOST = 32  # slots
-GAIN = 1.05  # how much faster twice the slots must be
+GAIN = 1.05  # how much faster twice the slots must be to try even more,
+CLEAR = 1.02  # and to be kept where they are there: a short measurement is that uncertain
 SHARE = 0.1  # of the run's expected time may be spent on making slots
 RECURS = 40  # steps of a size that a slot makes in a run from which on a graph of that size pays
 ROOM = 0.9  # of the free memory that slots may fill
@@ -232,7 +233,7 @@ class Slots:
                 # What the first one takes says nothing: in a fresh process libraries load and kernels are compiled.
                 pays = more == 1 or more * cost <= SHARE * steps / faster
                 if faster < GAIN * speed:
-                    self._share_evenly(visits, more=faster > speed)
+                    self._share_evenly(visits, more=faster > CLEAR * speed)
                 if faster < GAIN * speed or not pays:
                     break
                 if ROOM * free_memory(self.device) < more * size:
