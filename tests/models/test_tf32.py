@@ -37,7 +37,7 @@ CASES = [  # batch, channels, height, width, outputs, size, stride, padding
 def allowed() -> Iterator[None]:
     if not fused.available():
         pytest.skip("no Triton here")
-    with torch.backends.cudnn.flags(allow_tf32=True, deterministic=True):
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=True, deterministic=True):
         yield
 
 
@@ -97,7 +97,7 @@ class TestOnAGpu:
             assert far(a, b) < CUT_OFF
         (alone,) = torch.autograd.grad(layer(x), [layer.weight], g)  # nobody wants that of the input
         assert far(alone, wanted[1]) < CUT_OFF
-        with torch.backends.cudnn.flags(allow_tf32=False, deterministic=True):
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False, deterministic=True):
             assert far(layer(x).detach() - layer.bias.detach()[:, None, None], y) < 1e-5  # sums of up to 4,608 products
 
 
@@ -165,6 +165,6 @@ class TestNetworks:
         calls.clear()
         with torch.autocast("cuda", torch.bfloat16):
             network(x)
-        with torch.backends.cudnn.flags(allow_tf32=False):
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
             network(x)
         assert not calls
