@@ -12,7 +12,8 @@ from itertools import pairwise
 from torch import nn
 from torch.nn.modules.module import _has_any_global_hook
 
-from isofed.models import dense
+from isofed.models import dense, winograd
+from isofed.models.fused import _halves
 from isofed.models.residual import watched
 
 # Whose derivatives do not need what the layer itself has given.
@@ -30,8 +31,11 @@ def quicken(network: nn.Module, unseen: bool = True) -> None:
     for module in [*network.modules()]:
         if type(module) is nn.Linear and dense.available():
             module.__class__ = dense.Dense
+        elif type(module) is nn.Conv2d and winograd.available() and winograd.fits(module):
+            module.__class__ = winograd.Convolution
         elif type(module) is nn.Sequential and unseen:
             _maximum_first(module._modules)
+            _join(module._modules)
             _write_over(module._modules)
 
 
@@ -42,6 +46,15 @@ def _maximum_first(layers: dict[str, nn.Module]) -> None:
         fits = type(relu) is nn.ReLU and type(pool) is nn.MaxPool2d and not pool.return_indices
         if fits and not _seen(relu, pool):
             layers[one], layers[two] = pool, relu
+
+
+def _join(layers: dict[str, nn.Module]) -> None:
+    """A convolution with the maximum and the ReLU behind it: see :mod:`isofed.models.winograd`."""
+    for one, two, three in zip(names := [*layers], names[1:], names[2:], strict=False):
+        layer, pool, relu = layers[one], layers[two], layers[three]
+        ours = isinstance(layer, nn.Conv2d) and type(layer) in (nn.Conv2d, winograd.Convolution)
+        if ours and winograd.available() and winograd.fits(layer) and _halves(pool) and type(relu) is nn.ReLU and not _seen(layer, pool, relu):
+            layers[one], layers[two], layers[three] = winograd.Convolution.of(layer), nn.Identity(), nn.Identity()
 
 
 def _write_over(layers: dict[str, nn.Module]) -> None:
