@@ -210,6 +210,11 @@ def multiplications(layer: nn.Module, inputs: Tensor, output: Tensor) -> float:
         # Groups of one channel in a slimmed layer as in a full one; otherwise there is one group, or as given.
         groups = arriving if layer.groups == layer.in_channels else layer.groups
         arriving = arriving // groups * layer.kernel_size[0] * layer.kernel_size[1]
+        if getattr(layer, "pool", False):  # what it gives is a part of what it has multiplied
+            bare = nn.functional.conv2d(
+                inputs[:1, :1].to("meta"), layer.weight[:1, :1].to("meta"), None, layer.stride, layer.padding
+            )
+            return float(output.shape[0] * output.shape[1] * bare.numel() * arriving)
     return float(output.numel() * arriving)
 
 

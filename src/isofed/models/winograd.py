@@ -1,14 +1,14 @@
 """3x3 convolutions on a processor with a quarter of the multiplications: Winograd's minimal filtering, F(4x4, 3x3).
 
-A square of six by six pixels goes over into 36 other numbers, and so do the nine weights between two channels; the
-products of the two, summed over channels, go back into four by four pixels of the result. There are 36 products where
-the definition has 144, and a gradient goes the same way back. The numbers are those of the definition to rounding: a
-few times PyTorch's own distance from float64, some 1e-6 of them.
+Six by six pixels go over into 36 other numbers, and so do the nine weights between two channels. The products of the
+two, summed over channels, go back into four by four pixels of the result: 36 products where the definition has 144.
+Gradients go the same way back. The numbers are those of the definition to rounding: some 1e-6 of the largest away from
+float64, where PyTorch's own are at some 3e-7.
 
-Everything here is a product of small matrices, many at once, and those are NumPy's: its OpenBLAS has kernels for small
-matrices that use AVX-512 on processors of any maker and copy nothing, where PyTorch has MKL (see
-:mod:`isofed.models.dense`), or oneDNN one matrix at a time. In memory the 36 places come first, then the squares, then
-the pictures, then the channels: each matrix has long rows.
+All of it are products of small matrices, many at once, and those are NumPy's: its OpenBLAS has kernels for them that
+use AVX-512 on a processor of any maker and copy nothing, where PyTorch has MKL (see :mod:`isofed.models.dense`), or
+oneDNN for one matrix at a time. In memory the 36 places come first, then the squares, the pictures and the channels, so
+that matrices have long rows; and there the largest of two by two pixels is the largest of four such blocks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from __future__ import annotations
 import math
 import os
 import threading
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any
 
@@ -24,24 +25,22 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.grad import conv2d_input, conv2d_weight
 
-from isofed.models.dense import _is_plain
+from isofed.models import dense
 
-# The interpolation points are 0, 1, -1, 2, -2 and infinity (Lavin and Gray, arXiv 1509.09308).
+# Lavin and Gray, arXiv 1509.09308: the interpolation points are 0, 1, -1, 2, -2 and infinity.
 _INTO = torch.tensor([
     [4.0, 0, -5, 0, 1, 0], [0, -4, -4, 1, 1, 0], [0, 4, -4, -1, 1, 0],
     [0, -2, -1, 2, 1, 0], [0, 2, -1, -2, 1, 0], [0, 4, 0, -5, 0, 1],
 ])  # fmt: skip
-_WEIGHT = torch.tensor(
-    [[1 / 4, 0, 0], [-1 / 6, -1 / 6, -1 / 6], [-1 / 6, 1 / 6, -1 / 6], [1 / 24, 1 / 12, 1 / 6], [1 / 24, -1 / 12, 1 / 6], [0, 0, 1]]
-)
 _BACK = torch.tensor([[1.0, 1, 1, 1, 1, 0], [0, 1, -1, 2, -2, 0], [0, 1, 1, 4, 4, 0], [0, 1, -1, 8, -8, 1]])
-_BACK_T, _INTO_T = _BACK.t().contiguous(), _INTO.t().contiguous()
-_WEIGHTS = torch.kron(_WEIGHT, _WEIGHT)  # 36 x 9
-_WEIGHTS_T = _WEIGHTS.t().contiguous()
+_WEIGHT = torch.tensor([[6.0, 0, 0], [-4, -4, -4], [-4, 4, -4], [1, 2, 4], [1, -2, 4], [0, 0, 24]]) / 24
+_WEIGHTS = torch.kron(_WEIGHT, _WEIGHT)  # both ways at once
+_INTO_T, _BACK_T, _WEIGHTS_T = (matrix.t().contiguous() for matrix in (_INTO, _BACK, _WEIGHTS))
 
-SMALL = 10**6  # multiplications up to which OpenBLAS has those kernels, with one thread
-NUMBERS = 2**21  # of transformed pictures that are held at once
+SMALL = 10**6  # multiplications of a product up to which OpenBLAS has those kernels, which run in one thread
+NUMBERS = 2**21  # of transformed pictures and results that are held at once
 
 
 def available() -> bool:
@@ -51,45 +50,59 @@ def available() -> bool:
 
 @cache
 def _is_here() -> bool:
-    if torch.backends.cpu.get_cpu_capability() != "AVX512":
-        return False
     built: Any = np.show_config(mode="dicts")
-    return "openblas" in str(built.get("Build Dependencies", {}).get("blas", {}).get("name", "")).lower()
+    blas = str(built.get("Build Dependencies", {}).get("blas", {}).get("name", ""))
+    return torch.backends.cpu.get_cpu_capability() == "AVX512" and "openblas" in blas.lower()
 
 
-class _Rooms(threading.local):
-    """Memory for numbers that are needed only until the next step: fresh memory has to be cleared by the system."""
+class Convolution(nn.Conv2d):
+    """``nn.Conv2d`` that does it this way where that is faster."""
 
-    def __init__(self) -> None:
-        self.here: dict[str, Tensor] = {}
+    pool = False  # whether a maximum over squares of two by two, and the ReLU behind it, have become parts of it
 
-    def __call__(self, name: str, *shape: int) -> Tensor:
-        size = math.prod(shape)
-        if name not in self.here or len(self.here[name]) < size:
-            self.here[name] = torch.empty(size)
-        return self.here[name][:size].view(shape)
+    @classmethod
+    def of(cls, layer: nn.Conv2d) -> Convolution:
+        """The same convolution, with the same parameters, that does what stands behind it in one place as well."""
+        made = cls.__new__(cls)
+        made.__dict__ = vars(layer) | {"pool": True}
+        return made
+
+    def forward(self, input: Tensor) -> Tensor:
+        if _is_plain(input) and _is_plain(self.weight) and self._pays(input):
+            return convolution(input, self.weight, self.bias, self.zeros, self.pool)
+        return self.behind(super().forward(input))
+
+    @property
+    def zeros(self) -> tuple[int, int]:
+        """Rows and columns of them on each side of a picture."""
+        return int(self.padding[0]), int(self.padding[1])
+
+    def behind(self, y: Tensor) -> Tensor:
+        """What stood behind the convolution, in PyTorch's own parts."""
+        return F.max_pool2d(y, 2).relu_() if self.pool else y
+
+    def _pays(self, x: Tensor) -> bool:
+        size = (self.out_channels, self.in_channels, 3, 3)
+        right = x.dim() == 4 and x.shape[1] == self.in_channels and self.weight.shape == size
+        # PyTorch's own would share the work among threads, and wants channels that lie otherwise as they are.
+        return right and x.stride(1) == 1 and torch.get_num_threads() == 1 and Cut.of(self, x).pays
 
 
-_room = _Rooms()
+def fits(layer: nn.Conv2d) -> bool:
+    """Whether a layer is a convolution of this kind."""
+    same = (layer.kernel_size, layer.stride, layer.dilation) == ((3, 3), (1, 1), (1, 1))
+    return same and layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
 
 
-@cache
-def _pieces(length: int, most: int) -> int:
-    """Into how many equal pieces, as few as possible, something has to be cut for none to be longer than that."""
-    return next(n for n in range(max(1, -(-length // max(1, most))), length + 1) if length % n == 0)
-
-
-def _along(matrix: Tensor, x: Tensor, out: Tensor) -> None:
-    """``matrix @ x`` for the last two axes of ``x``, in matrices for which there are those kernels."""
-    n = _pieces(x.shape[-1], SMALL // matrix.numel())
-    if n > 1:
-        x, out = (t.unflatten(-1, (n, -1)).transpose(-3, -2) for t in (x, out))
-    np.matmul(matrix.numpy(), x.numpy(), out=out.numpy())
+def _is_plain(x: Tensor) -> bool:
+    """Whether NumPy can read a tensor, and nobody wants to see or change what PyTorch does with it."""
+    seen = torch._C._len_torch_function_stack() > 0 or torch._C._len_torch_dispatch_stack() > 0
+    return not seen and dense._is_plain(x) and not x.is_neg()
 
 
 @dataclass(frozen=True)
 class Cut:
-    """How pictures are cut into squares of six by six that overlap by two, of which the result has four by four."""
+    """How pictures are cut into squares of six by six that overlap by two, for four by four of the result each."""
 
     pictures: int
     inside: int  # channels
@@ -98,7 +111,12 @@ class Cut:
     columns: int
     above: int  # with so many of zeros on each side
     beside: int
-    pool: bool  # whether of the result only the largest numbers of squares of two by two are wanted, cut off at zero
+    pool: bool  # whether of the result only the largest of two by two numbers are wanted, cut off at zero
+
+    @classmethod
+    def of(cls, layer: Convolution, x: Tensor) -> Cut:
+        n, inside, rows, columns = x.shape
+        return cls(n, inside, layer.out_channels, rows, columns, *layer.zeros, layer.pool)
 
     @cached_property
     def height(self) -> int:
@@ -119,6 +137,11 @@ class Cut:
         """Squares side by side."""
         return -(-self.width // 4)
 
+    @property
+    def sides(self) -> tuple[int, int, int]:
+        """Numbers of a square that are wanted, down and across; rows and columns of all."""
+        return (2, self.height // 2, self.width // 2) if self.pool else (4, self.height, self.width)
+
     @cached_property
     def matrices(self) -> tuple[int, int, int]:
         """Squares as the rows of matrices: places, matrices of each, rows of each."""
@@ -126,83 +149,130 @@ class Cut:
         n = _pieces(rows, SMALL // (self.inside * self.outside))
         return 36, n, rows // n
 
+    @property
+    def pays(self) -> bool:
+        """Whether PyTorch's own takes longer, by a fifth at least, forward and back: as measured on an AMD EPYC.
+
+        With few channels it takes longer to move numbers than to multiply them, and with many channels a product that
+        is small has few rows.
+        """
+        if min(self.height, self.width) < 2 or not self.pictures:
+            return False
+        squares, channels = self.tall * self.wide, self.inside * self.outside
+        wasted = 16 * squares > 1.5 * self.height * self.width  # in squares that stick out
+        right = min(self.inside, self.outside) >= 32 and 2**11 <= channels <= 2**14
+        return right and not wasted and self.pictures * squares * channels >= 2**19
+
+
+class _Rooms(threading.local):
+    """Memory for what is needed only until the next step: the system has to clear what is new."""
+
+    def __init__(self) -> None:
+        self.here: dict[str, Tensor] = {}
+
+    def __call__(self, name: str, *shape: int) -> Tensor:
+        size = math.prod(shape)
+        if name not in self.here or len(self.here[name]) < size:
+            self.here[name] = torch.empty(size)
+        return self.here[name][:size].view(shape)
+
+
+_room = _Rooms()
+
+
+@cache
+def _pieces(length: int, most: int) -> int:
+    """Into how many equal pieces, as few as possible, something has to be cut for none to be longer than that."""
+    return next(n for n in range(max(1, -(-length // max(1, most))), length + 1) if length % n == 0)
+
+
+def _multiply(a: Tensor, b: Tensor, out: Tensor) -> None:
+    """Products of matrices, which are the last two axes."""
+    np.matmul(a.numpy(), b.numpy(), out=out.numpy())
+
+
+def _along(matrix: Tensor, x: Tensor, out: Tensor) -> None:
+    """The same with one matrix, in small products."""
+    n = _pieces(x.shape[-1], SMALL // matrix.numel())
+    if n > 1:
+        x, out = (t.unflatten(-1, (n, -1)).transpose(-3, -2) for t in (x, out))
+    _multiply(matrix, x, out)
+
 
 # The steps, each with its way back. Axes: two for the place in a square, two for the square, then pictures x channels.
 
 
-def squares_of(x: Tensor, cut: Cut) -> Tensor:
+def _squares(x: Tensor, cut: Cut) -> Tensor:
     """Squares of pictures, transformed."""
     high, wide, long = 4 * cut.tall + 2, 4 * cut.wide + 2, cut.pictures * cut.inside
-    exact = (high, wide) == (cut.rows, cut.columns)
     sheet = _room("sheet", high, wide, cut.pictures, cut.inside)
-    _inner(sheet if exact else sheet.zero_(), cut).copy_(x.permute(2, 3, 0, 1))
+    if (high, wide) != (cut.rows, cut.columns):
+        sheet.zero_()
+    _within(sheet, cut).copy_(x.permute(2, 3, 0, 1))
     lines, made = _room("lines", 6, cut.tall, wide, long), x.new_empty(6, 6, cut.tall, cut.wide, long)
     row = wide * long
     _along(_INTO, sheet.as_strided((cut.tall, 6, row), (4 * row, row, 1)), lines.flatten(2).transpose(0, 1))
-    overlapping = lines.as_strided((6, cut.tall, cut.wide, 6, long), (cut.tall * row, row, 4 * long, long, 1))
-    _along(_INTO, overlapping, made.permute(0, 2, 3, 1, 4))
+    windows = lines.as_strided((6, cut.tall, cut.wide, 6, long), (cut.tall * row, row, 4 * long, long, 1))
+    _along(_INTO, windows, made.permute(0, 2, 3, 1, 4))
     return made
 
 
-def _inner(sheet: Tensor, cut: Cut) -> Tensor:
-    return sheet[cut.above : cut.above + cut.rows, cut.beside : cut.beside + cut.columns]
-
-
-def pictures_of(g: Tensor, cut: Cut) -> Tensor:
-    """The gradient of pictures from that of their squares."""
+def _from_squares(g: Tensor, cut: Cut) -> Tensor:
+    """The gradient of pictures."""
     high, wide, long = 4 * cut.tall + 2, 4 * cut.wide + 2, cut.pictures * cut.inside
     lines, sheet = _room("lines", 6, cut.tall, wide, long), _room("sheet", high, wide * long)
     _add_up(g.permute(0, 2, 3, 1, 4), lines)
     _add_up(lines.flatten(2).transpose(0, 1), sheet)
-    found = _inner(sheet.view(high, wide, cut.pictures, cut.inside), cut).permute(2, 3, 0, 1)
-    return found.contiguous(memory_format=torch.channels_last)
+    found = _within(sheet.view(high, wide, cut.pictures, cut.inside), cut).permute(2, 3, 0, 1)
+    return torch.empty(found.shape, memory_format=torch.channels_last).copy_(found)
+
+
+def _within(sheet: Tensor, cut: Cut) -> Tensor:
+    """The pictures themselves, without the zeros around them."""
+    return sheet[cut.above : cut.above + cut.rows, cut.beside : cut.beside + cut.columns]
 
 
 def _add_up(g: Tensor, out: Tensor) -> None:
     """Back from windows of six, each of which begins four after the one before: where two overlap, their sum."""
     *many, windows, _, long = g.shape
-    end, over = 4 * windows, _room("over", *many, windows, 2, long)
-    _along(_INTO_T[:4], g, out[..., :end, :].unflatten(-2, (windows, 4)))
+    over = _room("over", *many, windows, 2, long)
+    _along(_INTO_T[:4], g, out[..., : 4 * windows, :].unflatten(-2, (windows, 4)))
     _along(_INTO_T[4:], g, over)
-    out[..., end:, :].zero_()
+    out[..., 4 * windows :, :].zero_()
     for k in range(2):
         out[..., 4 + k :: 4, :].add_(over[..., k, :])
 
 
-def result_of(m: Tensor, bias: Tensor | None, cut: Cut) -> tuple[Tensor, list[Tensor]]:
-    """Transformed results back to pictures; with the maximum, also what its way back needs."""
-    long = cut.wide * cut.pictures * cut.outside
+def _result(m: Tensor, bias: Tensor | None, cut: Cut) -> tuple[Tensor, list[Tensor]]:
+    """Results back from what they are transformed; of maxima, also what their gradient needs."""
+    squares = (cut.tall, cut.wide, cut.pictures, cut.outside)
+    long = math.prod(squares[1:])
     lines, made = _room("lines", 4, 6, cut.tall, long), _room("made", 4, 4, cut.tall, long)
     _along(_BACK, m.view(6, 6, cut.tall, long).permute(1, 2, 0, 3), lines.permute(1, 2, 0, 3))
     _along(_BACK, lines.transpose(1, 2), made.transpose(1, 2))
-    places = (4, 4, cut.tall, cut.wide, cut.pictures, cut.outside)
     if not cut.pool:
-        return _picture(made.view(places) if bias is None else made.view(places).add_(bias), cut), []
-    pairs = made.view(2, 2, 2, 2, *places[2:])  # rows in two pairs, columns in two pairs
+        return _pictures(made.view(4, 4, *squares), bias, cut), []
+    pairs = made.view(2, 2, 2, 2, *squares)  # of rows, and of columns
     right = pairs[:, :, :, 1] - pairs[:, :, :, 0]
-    most = torch.maximum(pairs[:, :, :, 0], pairs[:, :, :, 1], out=_room("most", 2, 2, 2, *places[2:]))
-    below = most[:, 1] - most[:, 0]
-    made = torch.maximum(most[:, 0], most[:, 1])
-    made = (made if bias is None else made.add_(bias)).relu_()
-    return _picture(made, cut), [right, below, made]
+    most = torch.maximum(pairs[:, :, :, 0], pairs[:, :, :, 1], out=_room("most", 2, 2, 2, *squares))
+    below, best = most[:, 1] - most[:, 0], torch.maximum(most[:, 0], most[:, 1])
+    y = _pictures(best, bias, cut).relu_()
+    return y, [right, below, y]
 
 
-def of_result(g: Tensor, cut: Cut, kept: list[Tensor]) -> tuple[Tensor, Tensor]:
+def _from_result(g: Tensor, cut: Cut, kept: list[Tensor]) -> tuple[Tensor, Tensor]:
     """The gradient of transformed results, and that of the bias."""
-    places = (4, 4, cut.tall, cut.wide, cut.pictures, cut.outside)
     if cut.pool:
-        right, below, made = kept
-        g = _places(g, cut)
-        g = _where_positive(g, made, g)
-        bias = g.view(-1, cut.outside).sum(0)
-        rows, pairs = _room("most", 2, 2, 2, *places[2:]), _room("made", 2, 2, 2, 2, *places[2:])
-        # The gradient of a maximum: all of it goes one way, so that the difference is exact.
+        right, below, y = kept
+        g = torch.ops.aten.threshold_backward(g, y, 0)
+    bias = g.permute(0, 2, 3, 1).reshape(-1, cut.outside).sum(0)
+    g = _from_pictures(g, cut)
+    if cut.pool:
+        rows, pairs = _room("most", 2, 2, *g.shape[1:]), _room("made", 2, 2, 2, 2, *g.shape[2:])
+        # All of a maximum's gradient goes to one of two, so what is left for the other one is exact.
         torch.sub(g, _where_positive(g, below, rows[:, 1]), out=rows[:, 0])
         torch.sub(rows, _where_positive(rows, right, pairs[:, :, :, 1]), out=pairs[:, :, :, 0])
-        g = pairs.view(places)
-    else:
-        g = _places(g, cut)
-        bias = g.view(-1, cut.outside).sum(0)
+        g = pairs
     g = g.view(4, 4, cut.tall, -1)
     lines, made = _room("lines", 4, 6, cut.tall, g.shape[3]), _room("results", 6, 6, cut.tall, g.shape[3])
     _along(_BACK_T, g.transpose(1, 2), lines.transpose(1, 2))
@@ -211,164 +281,116 @@ def of_result(g: Tensor, cut: Cut, kept: list[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def _where_positive(g: Tensor, x: Tensor, out: Tensor) -> Tensor:
+    """``g`` where ``x`` is above zero (or not a number), and zeros."""
     made: Tensor = torch.ops.aten.threshold_backward.grad_input(g, x, 0, grad_input=out)
     return made
 
 
-def _sides(cut: Cut) -> tuple[int, int, int]:
-    return (2, cut.height // 2, cut.width // 2) if cut.pool else (4, cut.height, cut.width)
+def _pictures(y: Tensor, bias: Tensor | None, cut: Cut) -> Tensor:
+    """Pictures of numbers that lie by their places in squares, without what sticks out; and a bias."""
+    side, height, width = cut.sides
+    made = y.new_empty(cut.pictures, cut.tall, side, cut.wide, side, cut.outside).copy_(y.permute(4, 2, 0, 3, 1, 5))
+    made = made.view(cut.pictures, cut.tall * side, cut.wide * side, cut.outside)[:, :height, :width].contiguous()
+    return (made if bias is None else made.add_(bias)).permute(0, 3, 1, 2)
 
 
-def _picture(y: Tensor, cut: Cut) -> Tensor:
-    """Pictures of numbers that lie by their places in a square."""
-    side, height, width = _sides(cut)
-    whole = y.new_empty(cut.pictures, cut.tall, side, cut.wide, side, cut.outside)
-    whole.copy_(y.permute(4, 2, 0, 3, 1, 5))
-    whole = whole.view(cut.pictures, cut.tall * side, cut.wide * side, cut.outside)[:, :height, :width]
-    return whole.permute(0, 3, 1, 2).contiguous(memory_format=torch.channels_last)
-
-
-def _places(g: Tensor, cut: Cut) -> Tensor:
-    """The way back: zeros where squares stick out."""
-    side, height, width = _sides(cut)
+def _from_pictures(g: Tensor, cut: Cut) -> Tensor:
+    """The way back, with zeros where squares stick out."""
+    side, height, width = cut.sides
     g = g.permute(0, 2, 3, 1)
     if (height, width) != (cut.tall * side, cut.wide * side):
         g = F.pad(g, (0, 0, 0, cut.wide * side - width, 0, cut.tall * side - height))
-    made = _room("places", side, side, cut.tall, cut.wide, cut.pictures, cut.outside)
-    g = g.unflatten(2, (cut.wide, side)).unflatten(1, (cut.tall, side))
-    return made.copy_(g.permute(2, 4, 1, 3, 0, 5))
+    g = g.unflatten(2, (cut.wide, side)).unflatten(1, (cut.tall, side)).permute(2, 4, 1, 3, 0, 5)
+    return _room("places", *g.shape).copy_(g)
 
 
-def weights_of(weight: Tensor) -> Tensor:
-    """Transformed weights: places, then channels outside and inside as they come."""
+def _weights(weight: Tensor) -> Tensor:
+    """Transformed weights: places, then the two axes of channels as they come."""
     made = weight.new_empty(36, *weight.shape[:2])
     _along(_WEIGHTS, weight.permute(2, 3, 0, 1).reshape(9, -1), made.view(36, -1))
     return made
 
 
-def of_weights(g: Tensor, weight: Tensor) -> Tensor:
-    """The gradient of weights from those of transformed weights, the other way round, that are to be added up."""
-    many, outside, inside = g.shape[1], *weight.shape[:2]
-    found = _room("weights", 9, many * inside * outside)
-    _along(_WEIGHTS_T, g.view(36, -1), found)
-    made = found.view(9, many, inside * outside).sum(1).view(3, 3, inside, outside)
-    return torch.empty_like(weight).copy_(made.permute(3, 2, 0, 1))
+def _from_weights(g: Tensor) -> Tensor:
+    """The gradient of weights from parts, to be added up, of that of transformed ones: channels inside come first."""
+    _, many, inside, outside = g.shape
+    parts = _room("weights", 9, many * inside * outside)
+    _along(_WEIGHTS_T, g.view(36, -1), parts)
+    found = parts.view(3, 3, many, inside, outside).sum(2)
+    return found.permute(3, 2, 0, 1).contiguous(memory_format=torch.channels_last)
 
 
-def forward(x: Tensor, weight: Tensor, bias: Tensor | None, cut: Cut) -> tuple[Tensor, list[Tensor]]:
+def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, cut: Cut) -> tuple[Tensor, list[Tensor]]:
     """The result, and what the way back needs."""
-    with np.errstate(all="ignore"):  # what has diverged is seen elsewhere
-        v = squares_of(x, cut)
-        m = _room("results", *cut.matrices, cut.outside)
-        _products(v.view(*cut.matrices, -1), weights_of(weight.transpose(0, 1))[:, None], m)
-        made, kept = result_of(m, bias, cut)
-    return made, [v, *kept]
-
-
-def backward(
-    g: Tensor, weight: Tensor, cut: Cut, kept: list[Tensor], wanted: tuple[bool, bool, bool]
-) -> tuple[Tensor | None, ...]:
-    """The gradients of pictures, weights and bias, those that are wanted."""
-    (v, *more), (to_x, to_weight, to_bias) = kept, wanted
-    dx = dw = None
-    with np.errstate(all="ignore"):
-        m, bias = of_result(g, cut, more)
-        m = m.view(*cut.matrices, -1)
-        if to_weight:
-            found = _room("found", 36, cut.matrices[1], cut.inside, cut.outside)
-            _products(v.view(*cut.matrices, -1).transpose(2, 3), m, found)
-            dw = of_weights(found, weight)
-        if to_x:
-            dv = _room("squares", *cut.matrices, cut.inside)
-            _products(m, weights_of(weight)[:, None], dv)
-            dx = pictures_of(dv.view(6, 6, cut.tall, cut.wide, -1), cut)
-    return dx, dw, bias if to_bias else None
-
-
-def _products(a: Tensor, b: Tensor, out: Tensor) -> None:
-    np.matmul(a.numpy(), b.numpy(), out=out.numpy())
+    with np.errstate(all="ignore"):  # it is not here that a run is told that it has diverged
+        squares, m = _squares(x, cut), _room("results", *cut.matrices, cut.outside)
+        _multiply(squares.view(*cut.matrices, -1), _weights(weight.transpose(0, 1))[:, None], m)
+        made, kept = _result(m, bias, cut)
+    return made, [squares, *kept]
 
 
 class _Convolution(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, cut: Cut) -> Tensor:
-        made, kept = forward(x.detach(), weight.detach(), None if bias is None else bias.detach(), cut)
-        # x as well, though its squares are there: as with PyTorch's own, nobody may change it in place meanwhile.
-        ctx.save_for_backward(x, weight, bias, *kept)
+        made, kept = _forward(x, weight, bias, cut)
+        to_x, to_weight, _, _ = ctx.needs_input_grad
+        # As with PyTorch's own, nobody may change in place what a derivative needs, and everybody what none does.
+        ctx.save_for_backward(x if to_weight or cut.pool else None, weight if to_x or cut.pool else None, bias, *kept)
         ctx.cut = cut
         return made
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        (x, weight, bias, *kept), cut = ctx.saved_tensors, ctx.cut
-        wanted = ctx.needs_input_grad[:3]
-        if torch.is_grad_enabled() or not is_plain(g):  # for second derivatives, which are PyTorch's own
-            with torch.enable_grad():
-                made = plain(x, weight, bias, (cut.above, cut.beside), cut.pool)
-            inputs = [t for t, want in zip((x, weight, bias), wanted, strict=True) if want]
-            found = iter(torch.autograd.grad(made, inputs, g, create_graph=torch.is_grad_enabled()))
-            return *(next(found) if want else None for want in wanted), None
-        return *backward(g, weight, cut, kept, wanted), None
+        (x, weight, bias, squares, *kept), cut = ctx.saved_tensors, ctx.cut
+        g = g.to(memory_format=torch.channels_last)
+        if torch.is_grad_enabled() or not _is_plain(g):
+            return *_backward_by_pytorch(g, (x, weight, bias), cut, ctx.needs_input_grad), None
+        to_x, to_weight, to_bias, _ = ctx.needs_input_grad
+        dx = dweight = None
+        with np.errstate(all="ignore"):
+            made, dbias = _from_result(g, cut, kept)
+            m = made.view(*cut.matrices, cut.outside)
+            if to_weight:
+                parts = _room("parts", 36, cut.matrices[1], cut.inside, cut.outside)
+                _multiply(squares.view(*cut.matrices, -1).transpose(2, 3), m, parts)
+                dweight = _from_weights(parts)
+            if to_x:
+                found = _room("squares", *cut.matrices, cut.inside)
+                _multiply(m, _weights(weight)[:, None], found)
+                dx = _from_squares(found.view(6, 6, cut.tall, cut.wide, -1), cut)
+        return dx, dweight, dbias if to_bias else None, None
 
 
-def is_plain(x: Tensor) -> bool:
-    """Whether a tensor is one that NumPy can read, and nobody wants to see or change what PyTorch does with it."""
-    seen = torch._C._len_torch_function_stack() > 0 or torch._C._len_torch_dispatch_stack() > 0
-    return not seen and _is_plain(x) and not x.is_neg()
-
-
-def plain(x: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int, int], pool: bool) -> Tensor:
-    """The same in PyTorch's own parts."""
-    y = F.conv2d(x, weight, bias, padding=padding)
-    return F.max_pool2d(y, 2).relu() if pool else y
+def _backward_by_pytorch(
+    g: Tensor, given: tuple[Tensor, Tensor, Tensor | None], cut: Cut, wanted: Sequence[bool]
+) -> list[Tensor | None]:
+    """The same gradients in PyTorch's own operations, which can be differentiated again."""
+    (x, weight, _), padding, again = given, (cut.above, cut.beside), torch.is_grad_enabled()
+    if cut.pool:
+        with torch.enable_grad():
+            y = F.max_pool2d(F.conv2d(*given, padding=padding), 2).relu()
+            inputs = [t for t, want in zip(given, wanted, strict=False) if want and t is not None]
+            found = iter(torch.autograd.grad(y, inputs, g, create_graph=again))
+        return [next(found) if want else None for want in wanted[:3]]
+    pictures, filters = (cut.pictures, cut.inside, cut.rows, cut.columns), (cut.outside, cut.inside, 3, 3)
+    to_x, to_weight, to_bias, _ = wanted
+    return [
+        conv2d_input(pictures, weight, g, padding=padding) if to_x else None,
+        conv2d_weight(x, filters, g, padding=padding) if to_weight else None,
+        g.sum((0, 2, 3)) if to_bias else None,
+    ]
 
 
 def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int, int], pool: bool) -> Tensor:
-    """A 3x3 convolution of plain tensors; with ``pool``, 2x2 maxima of it, cut off at zero."""
-    n, inside, rows, columns = x.shape
-    one = Cut(1, inside, len(weight), rows, columns, *padding, pool)
-    most = max(1, NUMBERS // (36 * one.tall * one.wide * (inside + len(weight))))
+    """A 3x3 convolution of plain tensors; with ``pool``, the largest of two by two numbers of it, cut off at zero."""
+    (n, inside, rows, columns), outside = x.shape, len(weight)
+    one = Cut(1, inside, outside, rows, columns, *padding, pool)
+    most = max(1, NUMBERS // (36 * one.tall * one.wide * (inside + outside)))
     made = []
-    for some in x.split(-(-n // -(-n // most))):
-        cut = Cut(len(some), inside, len(weight), rows, columns, *padding, pool)
+    for some in x.split(-(-n // -(-n // most))):  # in as few parts as possible, and those alike
+        cut = replace(one, pictures=len(some))
         if torch.is_grad_enabled():
             made.append(_Convolution.apply(some, weight, bias, cut))
         else:
-            made.append(forward(some.detach(), weight.detach(), None if bias is None else bias.detach(), cut)[0])
+            made.append(_forward(some, weight, bias, cut)[0])
     return made[0] if len(made) == 1 else torch.cat(made)
-
-
-class Convolution(nn.Conv2d):
-    """``nn.Conv2d`` that does it this way where that is faster."""
-
-    pool = False  # whether the maximum over squares of two by two, and the ReLU behind it, have become parts of it
-
-    @classmethod
-    def of(cls, layer: nn.Conv2d) -> Convolution:
-        """The same convolution, with the same parameters, and with what stands behind it in one place."""
-        made = cls.__new__(cls)
-        made.__dict__ = {**vars(layer), "pool": True}
-        return made
-
-    def forward(self, input: Tensor) -> Tensor:
-        if is_plain(input) and is_plain(self.weight) and self._pays(input):
-            return convolution(input, self.weight, self.bias, self.padding, self.pool)  # type: ignore[arg-type]
-        return self.behind(super().forward(input))
-
-    def behind(self, y: Tensor) -> Tensor:
-        """What stood behind the convolution, in PyTorch's own parts."""
-        return F.max_pool2d(y, 2).relu_() if self.pool else y
-
-    def _pays(self, x: Tensor) -> bool:
-        return x.dim() == 4 and len(x) > 0 and x.shape[1] == self.in_channels and pays(self, x)
-
-
-def fits(layer: nn.Conv2d) -> bool:
-    """Whether a layer is a convolution of this kind."""
-    same = (layer.kernel_size, layer.stride, layer.dilation) == ((3, 3), (1, 1), (1, 1))
-    return same and layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
-
-
-def pays(layer: nn.Conv2d, x: Tensor) -> bool:
-    """Whether it is faster than PyTorch's own, by what was measured."""
-    return min(layer.in_channels, layer.out_channels) >= 16
