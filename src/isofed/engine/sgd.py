@@ -26,7 +26,8 @@ class Piece:
     gradient: Tensor
     momentum: Tensor
     number: int | None = None  # of the one tensor that this is, among those that are trained
-    found: Tensor | None = None  # its gradient, as long as that is not in its place
+    found: Tensor | None = None  # its gradient, as long as that is not in its place,
+    factors: Sequence[tuple[Tensor, Tensor]] = ()  # or pairs of matrices of which it is the sum of products, a'b
 
 
 def pieces(entries: Sequence[Entry], weights: Tensor, gradient: Tensor, momentum: Tensor) -> list[Piece]:
@@ -57,6 +58,11 @@ def update(s: Settings, pieces: Sequence[Piece], lr: Tensor, counter: Tensor) ->
         )  # fmt: skip
         return
     for piece in pieces:
+        if piece.factors:  # there is no momentum or decay then: see LocalStep
+            for a, b in piece.factors:
+                piece.weights.addmm_((a * -lr).t(), b)
+            piece.factors = ()
+            continue
         direction = piece.gradient if piece.found is None else piece.found
         piece.found = None
         if s.weight_decay:
@@ -77,7 +83,9 @@ def collect(places: Sequence[Tensor], found: Sequence[Tensor | None], first: boo
     kinds: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}  # one kernel for each kind
     alone = {piece.number: piece for piece in apart if piece.number is not None}
     for number, (place, gradient) in enumerate(zip(places, found, strict=True)):
-        if number in alone and gradient is not None:
+        if number in alone and alone[number].factors:
+            continue
+        elif number in alone and gradient is not None:
             alone[number].found = gradient
         elif gradient is not None and gradient.numel() >= _LARGE:
             put(place, gradient, add=not first)

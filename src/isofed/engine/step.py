@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from isofed.data.augment import parse as parse_augment
 from isofed.data.base import Dataset, Part
-from isofed.engine.sgd import collect, pieces, update
+from isofed.engine.sgd import Piece, collect, pieces, update
 from isofed.engine.state import ClientState
 from isofed.engine.world import World
 from isofed.errors import BadMethod
@@ -28,6 +28,7 @@ from isofed.layout import Entry, Layout, Tensors
 from isofed.methods import Step
 from isofed.methods.given import no_pass
 from isofed.models import Network
+from isofed.models.dense import Dense
 from isofed.models.dropout import dropouts
 from isofed.models.fused import fuse
 from isofed.models.parts import added
@@ -104,6 +105,10 @@ class LocalStep:
         # Whether nothing but passes and the update, which keeps zeros, writes into the gradient.
         self.leaves_gaps = device.type == "cpu" and settings.clip is None and method.leaves_gradient
         self._pieces = pieces(trained if self.leaves_gaps else [], step.weights, step.grad, self.momentum)
+        # Plain SGD alone can go along the gradient of a dense layer without multiplying it out, which takes as long as
+        # the layer itself: the memory that it would be written to is the slowest part.
+        bare = not settings.momentum and not settings.weight_decay
+        self._unmultiplied = _unmultiplied(network, self.parameters, self._pieces) if bare else []
         lowered = settings.precision == "bf16" and device.type == "cuda"
         self._half = torch.empty_like(self.flat, dtype=torch.bfloat16) if lowered else None
         self._halves = [] if self._half is None else _in_half(network, trained, self._half)
@@ -218,6 +223,8 @@ class LocalStep:
         """
         step = self.step
         step.cuts = []
+        for layer, _ in self._unmultiplied:
+            layer.factors = [] if apart and self._fresh else None
         with self._lowered():
             with self.autocast():
                 step.forward(step.inputs)
@@ -256,8 +263,19 @@ class LocalStep:
         # Those that depend on nothing are left out, except where there is no other and PyTorch says so.
         losses = [loss for loss in losses if loss.requires_grad] or losses
         starts = [self._one if (loss.shape, loss.dtype) == ((), torch.float32) else None for loss in losses]
+        for layer, _ in self._unmultiplied:
+            if layer.factors:  # of a gradient that was taken on the way here
+                layer.factors.clear()
         found = [*torch.autograd.grad(losses, wanted, starts, allow_unused=True)]
-        if all(gradient is None for gradient in found):
+        for layer, piece in self._unmultiplied:
+            factors, layer.factors = layer.factors, None
+            assert piece.number is not None
+            if factors and found[piece.number] is None and apart and first and not cuts:
+                piece.factors = factors
+            elif factors:
+                made = [a.t() @ b for a, b in factors] + [g for g in (found[piece.number],) if g is not None]
+                found[piece.number] = torch.stack(made).sum(0)
+        if all(gradient is None for gradient in found) and not any(piece.factors for piece in self._pieces):
             raise BadMethod(
                 "a loss depends on no weight that is trained, so it trains nothing; that of a slimmed pass has to come "
                 "with its cuts: step.add_gradient(loss, cuts)"
@@ -322,6 +340,22 @@ def _apart(parts: Sequence[tuple[Tensor, Tensor]]) -> list[list[tuple[Tensor, Te
             groups.append(group := {})
         group[at] = (place, gradient)
     return [[*group.values()] for group in groups]
+
+
+def _unmultiplied(
+    network: nn.Module, parameters: Sequence[nn.Parameter], pieces: Sequence[Piece]
+) -> list[tuple[Dense, Piece]]:
+    """Dense layers whose weight is a piece of its own, and nobody else's."""
+    owners: dict[int, list[nn.Module]] = {}
+    for module in network.modules():
+        for parameter in module.parameters(recurse=False):
+            owners.setdefault(id(parameter), []).append(module)
+    found = []
+    for piece in pieces:
+        own = owners[id(parameters[piece.number])] if piece.number is not None else []
+        if len(own) == 1 and isinstance(own[0], Dense) and piece.weights.is_contiguous():
+            found.append((own[0], piece))
+    return found
 
 
 def _gaps(entries: Iterable[Entry], vector: Tensor) -> list[Tensor]:

@@ -30,11 +30,16 @@ def _is_here() -> bool:
 
 
 class Dense(nn.Linear):
-    """``nn.Linear`` with another product for large batches."""
+    """``nn.Linear`` with another product for large batches.
+
+    Where ``factors`` is a list, the gradient of the weight is not multiplied out: its two factors are put there.
+    """
+
+    factors: list[tuple[Tensor, Tensor]] | None = None
 
     def forward(self, input: Tensor) -> Tensor:
         if _is_plain(input) and _is_plain(self.weight) and self._is_large(input):
-            made: Tensor = _Product.apply(input, self.weight, self.bias)
+            made: Tensor = _Product.apply(input, self.weight, self.bias, self.factors)
             return made
         return super().forward(input)
 
@@ -57,8 +62,9 @@ class _Product(torch.autograd.Function):
     """a b' + bias. Its derivatives are such products again, and so are theirs."""
 
     @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
-        to_a, to_b, _ = ctx.needs_input_grad
+    def forward(ctx: Any, a: Tensor, b: Tensor, bias: Tensor | None, factors: Any = None) -> Tensor:
+        to_a, to_b, *_ = ctx.needs_input_grad
+        ctx.factors = factors
         # As PyTorch's own: somebody may change in place what no derivative needs.
         ctx.save_for_backward(a if to_b else None, b if to_a else None)
         made: Tensor = torch.ops.mkldnn._linear_pointwise(a, b, bias, "none", [], "")
@@ -67,9 +73,13 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         a, b = ctx.saved_tensors
-        to_a, to_b, to_bias = ctx.needs_input_grad
+        to_a, to_b, to_bias, *_ = ctx.needs_input_grad
+        if ctx.factors is not None and to_b and not torch.is_grad_enabled():
+            ctx.factors.append((g, a.detach()))
+            to_b = False
         return (
             _Product.apply(g, b.t(), None) if to_a else None,
             _Product.apply(g.t(), a.t(), None) if to_b else None,
             g.sum(0) if to_bias else None,
+            None,
         )
