@@ -30,7 +30,7 @@ from isofed.models import dense
 
 STEPS, REPEATS = 5, 15
 PRODUCTS = [f"aten::{name}" for name in ("convolution_backward", "mkldnn_convolution", "mm", "addmm")]
-PRODUCTS += ["mkldnn::_linear_pointwise", "aten::addmm_", "_Convolution", "_ConvolutionBackward"]
+PRODUCTS += ["mkldnn::_linear_pointwise", "_Convolution", "_ConvolutionBackward"]
 
 
 def in_turns(*works: Callable[[], Any]) -> list[list[float]]:

@@ -10,7 +10,7 @@ import torch
 from isofed.engine import sgd
 from isofed.engine.replica import Replica
 from isofed.layout import Layout
-from isofed.models import create, dense
+from isofed.models import create, dense, products
 from tests.engine.own_methods import HERE
 from tests.engine.test_step import CPU, OPTIMISERS, federation, visit
 
@@ -69,7 +69,7 @@ def test_whoever_looks_at_the_gradient_finds_all_of_it(
     assert len(replica.local._pieces) == 1
 
 
-@pytest.mark.skipif(not dense.available(), reason="this processor has no AVX-512, or this PyTorch no oneDNN")
+@pytest.mark.skipif(not (dense.available() and products.available()), reason="this processor has no AVX-512")
 @pytest.mark.parametrize(
     ("settings", "used"),
     [
@@ -103,7 +103,7 @@ def test_plain_sgd_goes_along_a_dense_layers_gradient_without_multiplying_it_out
     assert one is not None and other is not None and (one - other).abs().max() < 1e-5
 
 
-@pytest.mark.skipif(not dense.available(), reason="this processor has no AVX-512, or this PyTorch no oneDNN")
+@pytest.mark.skipif(not (dense.available() and products.available()), reason="this processor has no AVX-512")
 def test_what_else_depends_on_a_dense_layers_weight_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for factors in (True, False):
@@ -122,3 +122,12 @@ def test_what_else_depends_on_a_dense_layers_weight_is_added(monkeypatch: pytest
         assert not piece.factors and piece.found is not None and layer.factors is None
         found.append(piece.found)
     torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize(("rank", "rows", "columns"), [(10, 128, 12544), (64, 33, 4096), (1, 5, 7), (300, 16, 1021)])
+def test_a_product_is_added_in_parts(rank: int, rows: int, columns: int) -> None:
+    torch.manual_seed(0)
+    to, a, b = torch.randn(rows, columns), torch.randn(rank, rows), torch.randn(rank, columns)
+    wanted = to.double() + a.double().t() @ b.double()
+    products.add_product(to, a, b)
+    assert (to - wanted).abs().max() < 1e-6 * wanted.abs().max() * rank**0.5

@@ -18,12 +18,12 @@ from isofed.diagnostics.cost import multiplications
 from isofed.diagnostics.twice import TwiceDifferentiable
 from isofed.engine.replica import Job, Replica
 from isofed.engine.world import World
-from isofed.models import create, winograd
+from isofed.models import create, products, winograd
 from isofed.models.quick import quicken
 from isofed.models.winograd import Convolution, convolution
 from tests.engine.plain import small
 
-here = pytest.mark.skipif(not winograd.available(), reason="this processor has no AVX-512, or this NumPy no OpenBLAS")
+here = pytest.mark.skipif(not products.available(), reason="this processor has no AVX-512, or this NumPy no OpenBLAS")
 
 # Sums of products in float32 are wrong by about 1e-7 times the root of their number. Transforms enlarge that about four
 # times (PyTorch's own convolution of 64 channels is 3e-7 away, this one 1.2e-6); what is far above would be a mistake.

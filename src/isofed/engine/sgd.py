@@ -13,6 +13,7 @@ from torch import Tensor
 from isofed.config import Settings
 from isofed.functional.kernels import tl, triton
 from isofed.layout import Entry
+from isofed.models.products import add_product
 
 BLOCK = 1024  # numbers of a program on a GPU
 _LARGE = 2**18  # numbers of a gradient that are worth a kernel of their own
@@ -60,7 +61,7 @@ def update(s: Settings, pieces: Sequence[Piece], lr: Tensor, counter: Tensor) ->
     for piece in pieces:
         if piece.factors:  # there is no momentum or decay then: see LocalStep
             for a, b in piece.factors:
-                piece.weights.addmm_((a * -lr).t(), b)
+                add_product(piece.weights, a * -lr, b)
             piece.factors = ()
             continue
         direction = piece.gradient if piece.found is None else piece.found

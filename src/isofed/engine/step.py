@@ -27,7 +27,7 @@ from isofed.functional.sums import add_sum
 from isofed.layout import Entry, Layout, Tensors
 from isofed.methods import Step
 from isofed.methods.given import no_pass
-from isofed.models import Network
+from isofed.models import Network, products
 from isofed.models.dense import Dense
 from isofed.models.dropout import dropouts
 from isofed.models.fused import fuse
@@ -107,7 +107,7 @@ class LocalStep:
         self._pieces = pieces(trained if self.leaves_gaps else [], step.weights, step.grad, self.momentum)
         # Plain SGD alone can go along the gradient of a dense layer without multiplying it out, which takes as long as
         # the layer itself: the memory that it would be written to is the slowest part.
-        bare = not settings.momentum and not settings.weight_decay
+        bare = not settings.momentum and not settings.weight_decay and products.available()
         self._unmultiplied = _unmultiplied(network, self.parameters, self._pieces) if bare else []
         lowered = settings.precision == "bf16" and device.type == "cuda"
         self._half = torch.empty_like(self.flat, dtype=torch.bfloat16) if lowered else None

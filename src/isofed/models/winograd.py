@@ -5,20 +5,17 @@ two, summed over channels, go back into four by four pixels of the result: 36 pr
 Gradients go the same way back. The numbers are those of the definition to rounding: some 1e-6 of the largest away from
 float64, where PyTorch's own are at some 3e-7.
 
-All of it are products of small matrices, many at once, and those are NumPy's: its OpenBLAS has kernels for them that
-use AVX-512 on a processor of any maker and copy nothing, where PyTorch has MKL (see :mod:`isofed.models.dense`), or
-oneDNN for one matrix at a time. In memory the 36 places come first, then the squares, the pictures and the channels, so
-that matrices have long rows; and there the largest of two by two pixels is the largest of four such blocks.
+All of it are products of small matrices, many at once (:mod:`isofed.models.products`). In memory the 36 places come
+first, then the squares, the pictures and the channels, so that matrices have long rows; and there the largest of two by
+two pixels is the largest of four such blocks.
 """
 
 from __future__ import annotations
 
 import math
-import os
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -28,6 +25,7 @@ from torch.nn import functional as F
 from torch.nn.grad import conv2d_input, conv2d_weight
 
 from isofed.models import dense
+from isofed.models.products import SMALL, along, multiply, pieces, room
 
 # Lavin and Gray, arXiv 1509.09308: the interpolation points are 0, 1, -1, 2, -2 and infinity.
 _INTO = torch.tensor([
@@ -39,20 +37,7 @@ _WEIGHT = torch.tensor([[6.0, 0, 0], [-4, -4, -4], [-4, 4, -4], [1, 2, 4], [1, -
 _WEIGHTS = torch.kron(_WEIGHT, _WEIGHT)  # both ways at once
 _INTO_T, _BACK_T, _WEIGHTS_T = (matrix.t().contiguous() for matrix in (_INTO, _BACK, _WEIGHTS))
 
-SMALL = 10**6  # multiplications of a product up to which OpenBLAS has those kernels, which run in one thread
 NUMBERS = 2**21  # of transformed pictures and results that are held at once
-
-
-def available() -> bool:
-    """Whether this processor and this NumPy have such products; ``ISOFED_FUSED=0`` switches them off."""
-    return os.environ.get("ISOFED_FUSED", "1") != "0" and _is_here()
-
-
-@cache
-def _is_here() -> bool:
-    built: Any = np.show_config(mode="dicts")
-    blas = str(built.get("Build Dependencies", {}).get("blas", {}).get("name", ""))
-    return torch.backends.cpu.get_cpu_capability() == "AVX512" and "openblas" in blas.lower()
 
 
 class Convolution(nn.Conv2d):
@@ -146,7 +131,7 @@ class Cut:
     def matrices(self) -> tuple[int, int, int]:
         """Squares as the rows of matrices: places, matrices of each, rows of each."""
         rows = self.tall * self.wide * self.pictures
-        n = _pieces(rows, SMALL // (self.inside * self.outside))
+        n = pieces(rows, SMALL // (self.inside * self.outside))
         return 36, n, rows // n
 
     @property
@@ -164,63 +149,28 @@ class Cut:
         return right and not wasted and self.pictures * squares * channels >= 2**19
 
 
-class _Rooms(threading.local):
-    """Memory for what is needed only until the next step: the system has to clear what is new."""
-
-    def __init__(self) -> None:
-        self.here: dict[str, Tensor] = {}
-
-    def __call__(self, name: str, *shape: int) -> Tensor:
-        size = math.prod(shape)
-        if name not in self.here or len(self.here[name]) < size:
-            self.here[name] = torch.empty(size)
-        return self.here[name][:size].view(shape)
-
-
-_room = _Rooms()
-
-
-@cache
-def _pieces(length: int, most: int) -> int:
-    """Into how many equal pieces, as few as possible, something has to be cut for none to be longer than that."""
-    return next(n for n in range(max(1, -(-length // max(1, most))), length + 1) if length % n == 0)
-
-
-def _multiply(a: Tensor, b: Tensor, out: Tensor) -> None:
-    """Products of matrices, which are the last two axes."""
-    np.matmul(a.numpy(), b.numpy(), out=out.numpy())
-
-
-def _along(matrix: Tensor, x: Tensor, out: Tensor) -> None:
-    """The same with one matrix, in small products."""
-    n = _pieces(x.shape[-1], SMALL // matrix.numel())
-    if n > 1:
-        x, out = (t.unflatten(-1, (n, -1)).transpose(-3, -2) for t in (x, out))
-    _multiply(matrix, x, out)
-
-
 # The steps, each with its way back. Axes: two for the place in a square, two for the square, then pictures x channels.
 
 
 def _squares(x: Tensor, cut: Cut) -> Tensor:
     """Squares of pictures, transformed."""
     high, wide, long = 4 * cut.tall + 2, 4 * cut.wide + 2, cut.pictures * cut.inside
-    sheet = _room("sheet", high, wide, cut.pictures, cut.inside)
+    sheet = room("sheet", high, wide, cut.pictures, cut.inside)
     if (high, wide) != (cut.rows, cut.columns):
         sheet.zero_()
     _within(sheet, cut).copy_(x.permute(2, 3, 0, 1))
-    lines, made = _room("lines", 6, cut.tall, wide, long), x.new_empty(6, 6, cut.tall, cut.wide, long)
+    lines, made = room("lines", 6, cut.tall, wide, long), x.new_empty(6, 6, cut.tall, cut.wide, long)
     row = wide * long
-    _along(_INTO, sheet.as_strided((cut.tall, 6, row), (4 * row, row, 1)), lines.flatten(2).transpose(0, 1))
+    along(_INTO, sheet.as_strided((cut.tall, 6, row), (4 * row, row, 1)), lines.flatten(2).transpose(0, 1))
     windows = lines.as_strided((6, cut.tall, cut.wide, 6, long), (cut.tall * row, row, 4 * long, long, 1))
-    _along(_INTO, windows, made.permute(0, 2, 3, 1, 4))
+    along(_INTO, windows, made.permute(0, 2, 3, 1, 4))
     return made
 
 
 def _from_squares(g: Tensor, cut: Cut) -> Tensor:
     """The gradient of pictures."""
     high, wide, long = 4 * cut.tall + 2, 4 * cut.wide + 2, cut.pictures * cut.inside
-    lines, sheet = _room("lines", 6, cut.tall, wide, long), _room("sheet", high, wide * long)
+    lines, sheet = room("lines", 6, cut.tall, wide, long), room("sheet", high, wide * long)
     _add_up(g.permute(0, 2, 3, 1, 4), lines)
     _add_up(lines.flatten(2).transpose(0, 1), sheet)
     found = _within(sheet.view(high, wide, cut.pictures, cut.inside), cut).permute(2, 3, 0, 1)
@@ -235,9 +185,9 @@ def _within(sheet: Tensor, cut: Cut) -> Tensor:
 def _add_up(g: Tensor, out: Tensor) -> None:
     """Back from windows of six, each of which begins four after the one before: where two overlap, their sum."""
     *many, windows, _, long = g.shape
-    over = _room("over", *many, windows, 2, long)
-    _along(_INTO_T[:4], g, out[..., : 4 * windows, :].unflatten(-2, (windows, 4)))
-    _along(_INTO_T[4:], g, over)
+    over = room("over", *many, windows, 2, long)
+    along(_INTO_T[:4], g, out[..., : 4 * windows, :].unflatten(-2, (windows, 4)))
+    along(_INTO_T[4:], g, over)
     out[..., 4 * windows :, :].zero_()
     for k in range(2):
         out[..., 4 + k :: 4, :].add_(over[..., k, :])
@@ -247,14 +197,14 @@ def _result(m: Tensor, bias: Tensor | None, cut: Cut) -> tuple[Tensor, list[Tens
     """Results back from what they are transformed; of maxima, also what their gradient needs."""
     squares = (cut.tall, cut.wide, cut.pictures, cut.outside)
     long = math.prod(squares[1:])
-    lines, made = _room("lines", 4, 6, cut.tall, long), _room("made", 4, 4, cut.tall, long)
-    _along(_BACK, m.view(6, 6, cut.tall, long).permute(1, 2, 0, 3), lines.permute(1, 2, 0, 3))
-    _along(_BACK, lines.transpose(1, 2), made.transpose(1, 2))
+    lines, made = room("lines", 4, 6, cut.tall, long), room("made", 4, 4, cut.tall, long)
+    along(_BACK, m.view(6, 6, cut.tall, long).permute(1, 2, 0, 3), lines.permute(1, 2, 0, 3))
+    along(_BACK, lines.transpose(1, 2), made.transpose(1, 2))
     if not cut.pool:
         return _pictures(made.view(4, 4, *squares), bias, cut), []
     pairs = made.view(2, 2, 2, 2, *squares)  # of rows, and of columns
     right = pairs[:, :, :, 1] - pairs[:, :, :, 0]
-    most = torch.maximum(pairs[:, :, :, 0], pairs[:, :, :, 1], out=_room("most", 2, 2, 2, *squares))
+    most = torch.maximum(pairs[:, :, :, 0], pairs[:, :, :, 1], out=room("most", 2, 2, 2, *squares))
     below, best = most[:, 1] - most[:, 0], torch.maximum(most[:, 0], most[:, 1])
     y = _pictures(best, bias, cut).relu_()
     return y, [right, below, y]
@@ -268,15 +218,15 @@ def _from_result(g: Tensor, cut: Cut, kept: list[Tensor]) -> tuple[Tensor, Tenso
     bias = g.permute(0, 2, 3, 1).reshape(-1, cut.outside).sum(0)
     g = _from_pictures(g, cut)
     if cut.pool:
-        rows, pairs = _room("most", 2, 2, *g.shape[1:]), _room("made", 2, 2, 2, 2, *g.shape[2:])
+        rows, pairs = room("most", 2, 2, *g.shape[1:]), room("made", 2, 2, 2, 2, *g.shape[2:])
         # All of a maximum's gradient goes to one of two, so what is left for the other one is exact.
         torch.sub(g, _where_positive(g, below, rows[:, 1]), out=rows[:, 0])
         torch.sub(rows, _where_positive(rows, right, pairs[:, :, :, 1]), out=pairs[:, :, :, 0])
         g = pairs
     g = g.view(4, 4, cut.tall, -1)
-    lines, made = _room("lines", 4, 6, cut.tall, g.shape[3]), _room("results", 6, 6, cut.tall, g.shape[3])
-    _along(_BACK_T, g.transpose(1, 2), lines.transpose(1, 2))
-    _along(_BACK_T, lines.permute(1, 2, 0, 3), made.permute(1, 2, 0, 3))
+    lines, made = room("lines", 4, 6, cut.tall, g.shape[3]), room("results", 6, 6, cut.tall, g.shape[3])
+    along(_BACK_T, g.transpose(1, 2), lines.transpose(1, 2))
+    along(_BACK_T, lines.permute(1, 2, 0, 3), made.permute(1, 2, 0, 3))
     return made, bias
 
 
@@ -301,21 +251,21 @@ def _from_pictures(g: Tensor, cut: Cut) -> Tensor:
     if (height, width) != (cut.tall * side, cut.wide * side):
         g = F.pad(g, (0, 0, 0, cut.wide * side - width, 0, cut.tall * side - height))
     g = g.unflatten(2, (cut.wide, side)).unflatten(1, (cut.tall, side)).permute(2, 4, 1, 3, 0, 5)
-    return _room("places", *g.shape).copy_(g)
+    return room("places", *g.shape).copy_(g)
 
 
 def _weights(weight: Tensor) -> Tensor:
     """Transformed weights: places, then the two axes of channels as they come."""
     made = weight.new_empty(36, *weight.shape[:2])
-    _along(_WEIGHTS, weight.permute(2, 3, 0, 1).reshape(9, -1), made.view(36, -1))
+    along(_WEIGHTS, weight.permute(2, 3, 0, 1).reshape(9, -1), made.view(36, -1))
     return made
 
 
 def _from_weights(g: Tensor) -> Tensor:
     """The gradient of weights from parts, to be added up, of that of transformed ones: channels inside come first."""
     _, many, inside, outside = g.shape
-    parts = _room("weights", 9, many * inside * outside)
-    _along(_WEIGHTS_T, g.view(36, -1), parts)
+    parts = room("weights", 9, many * inside * outside)
+    along(_WEIGHTS_T, g.view(36, -1), parts)
     found = parts.view(3, 3, many, inside, outside).sum(2)
     return found.permute(3, 2, 0, 1).contiguous(memory_format=torch.channels_last)
 
@@ -323,8 +273,8 @@ def _from_weights(g: Tensor) -> Tensor:
 def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, cut: Cut) -> tuple[Tensor, list[Tensor]]:
     """The result, and what the way back needs."""
     with np.errstate(all="ignore"):  # it is not here that a run is told that it has diverged
-        squares, m = _squares(x, cut), _room("results", *cut.matrices, cut.outside)
-        _multiply(squares.view(*cut.matrices, -1), _weights(weight.transpose(0, 1))[:, None], m)
+        squares, m = _squares(x, cut), room("results", *cut.matrices, cut.outside)
+        multiply(squares.view(*cut.matrices, -1), _weights(weight.transpose(0, 1))[:, None], m)
         made, kept = _result(m, bias, cut)
     return made, [squares, *kept]
 
@@ -351,12 +301,12 @@ class _Convolution(torch.autograd.Function):
             made, dbias = _from_result(g, cut, kept)
             m = made.view(*cut.matrices, cut.outside)
             if to_weight:
-                parts = _room("parts", 36, cut.matrices[1], cut.inside, cut.outside)
-                _multiply(squares.view(*cut.matrices, -1).transpose(2, 3), m, parts)
+                parts = room("parts", 36, cut.matrices[1], cut.inside, cut.outside)
+                multiply(squares.view(*cut.matrices, -1).transpose(2, 3), m, parts)
                 dweight = _from_weights(parts)
             if to_x:
-                found = _room("squares", *cut.matrices, cut.inside)
-                _multiply(m, _weights(weight)[:, None], found)
+                found = room("squares", *cut.matrices, cut.inside)
+                multiply(m, _weights(weight)[:, None], found)
                 dx = _from_squares(found.view(6, 6, cut.tall, cut.wide, -1), cut)
         return dx, dweight, dbias if to_bias else None, None
 
