@@ -53,7 +53,7 @@ class Convolution(nn.Conv2d):
         return made
 
     def forward(self, input: Tensor) -> Tensor:
-        if _is_plain(input) and _is_plain(self.weight) and self._pays(input):
+        if all(_is_plain(t) for t in (input, self.weight, self.bias) if t is not None) and self._pays(input):
             return convolution(input, self.weight, self.bias, self.zeros, self.pool)
         return self.behind(super().forward(input))
 
