@@ -2,7 +2,8 @@
 
 Prints the time of a local step, and that of the same step with PyTorch's own layers and all gradients in one vector, in
 turns; how much of it are convolutions and matrix products and at which rate they run; and the rate of a large matrix
-product on the same core, by each of PyTorch's two libraries.
+product on the same core, by each of PyTorch's two libraries. Convolutions count with the multiplications of their
+definition; those of ``isofed/models/winograd.py`` do a quarter of them, so their rate may be above that of a product.
 
     python benchmarks/operations.py
     python benchmarks/operations.py --network resnet20 --batch 32 --json operations.json
@@ -29,7 +30,7 @@ from isofed.models import dense
 
 STEPS, REPEATS = 5, 15
 PRODUCTS = [f"aten::{name}" for name in ("convolution_backward", "mkldnn_convolution", "mm", "addmm")]
-PRODUCTS.append("mkldnn::_linear_pointwise")
+PRODUCTS += ["mkldnn::_linear_pointwise", "_Convolution", "_ConvolutionBackward"]
 
 
 def in_turns(*works: Callable[[], Any]) -> list[list[float]]:
@@ -84,7 +85,9 @@ def main() -> None:
     ratios = [b / a for a, b in zip(ours, own, strict=True)]
     print(f"{arguments.network}, batch {arguments.batch}: a step takes {spread([1e3 * s for s in ours], '.2f')} ms")
     print(f"with PyTorch's own layers, and gradients copied: {spread(ratios, '.2f')} times as long")
-    print(f"convolutions and products: {1e3 * products:.2f} ms of it, at {flops / products / 1e9:.0f} GFLOP/s")
+    print(
+        f"convolutions and products: {1e3 * products:.2f} ms of it, {flops / products / 1e9:.0f} GFLOP/s by definition"
+    )
     print(f"a large product: {', '.join(f'{k} {rate / 1e9:.0f} GFLOP/s' for k, rate in rates.items())}")
     times = {"step_seconds": ours, "plain_step_seconds": own, "products_seconds": products}
     record.write(arguments, "cpu", **times, products_flops=flops / products, large_product_flops=rates)

@@ -26,6 +26,7 @@ from isofed.layout import Policy, Tensors
 from isofed.methods import Step
 from isofed.models import create, dense, has_batch_norm
 from isofed.models.base import Network
+from isofed.models.winograd import Convolution, Cut
 
 PICTURES = "synthetic:samples=10,test=10,classes=10,channels=3,size={size}"
 SIZE, USUAL = 16, 32  # pixels: enough to compare methods on resnet8; those that a network which is named is made for
@@ -210,6 +211,9 @@ def multiplications(layer: nn.Module, inputs: Tensor, output: Tensor) -> float:
         # Groups of one channel in a slimmed layer as in a full one; otherwise there is one group, or as given.
         groups = arriving if layer.groups == layer.in_channels else layer.groups
         arriving = arriving // groups * layer.kernel_size[0] * layer.kernel_size[1]
+        if isinstance(layer, Convolution):  # which may have given the largest of its numbers alone
+            cut = Cut.of(layer, inputs)
+            return float(len(output) * output.shape[1] * cut.height * cut.width * arriving)
     return float(output.numel() * arriving)
 
 

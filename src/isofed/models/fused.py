@@ -62,12 +62,12 @@ def _ends_with_norm(branch: nn.Module) -> bool:
 
 def _fuse_convolution(parent: nn.Module, name: str, layer: nn.Conv2d) -> None:
     relu = layer.bias is not None and _taken(parent, name, lambda m: type(m) is nn.ReLU)
-    pool = relu and _taken(parent, name, _halves, 2)
+    pool = relu and _taken(parent, name, halves, 2)
     if relu or thin.fits(layer) or tf32.fits(layer):
         setattr(parent, name, FusedConv2d.of(layer, relu, pool))
 
 
-def _halves(layer: nn.Module) -> bool:
+def halves(layer: nn.Module) -> bool:
     """Whether a layer takes the largest of squares of two by two."""
     if type(layer) is not nn.MaxPool2d or layer.ceil_mode or layer.return_indices:
         return False

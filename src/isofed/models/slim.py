@@ -25,6 +25,7 @@ from isofed.models.base import FusedNorm, Network, Output
 from isofed.models.batch_norm import batch_norm
 from isofed.models.convolution import FusedConv2d
 from isofed.models.parts import taken
+from isofed.models.winograd import Convolution
 
 _BatchNorm = nn.modules.batchnorm._BatchNorm
 
@@ -154,7 +155,7 @@ class _Slim:
             y = thin.convolution(x, weight, bias, layer.stride[0], int(layer.padding[0]))
         else:
             y = F.conv2d(x, weight, bias, layer.stride, layer.padding, layer.dilation, groups)
-        return layer.behind(y) if isinstance(layer, FusedConv2d) else y
+        return layer.behind(y) if isinstance(layer, (FusedConv2d, Convolution)) else y
 
     def linear(self, layer: nn.Linear, x: Tensor) -> Tensor:
         leaving = channels(layer.out_features, self.width, self.multiple)
