@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from isofed.functional.kernels import tl, triton
+from isofed.models.thin import is_plain
 from isofed.models.tiles import in_rows, rows_of
 
 DEPTH = 32  # numbers of each factor that are multiplied at a time; of channels there must be a multiple of it
@@ -33,16 +34,8 @@ _LARGEST = 2**31  # numbers, beyond which places would need 64 bits
 
 
 def fits(layer: nn.Conv2d) -> bool:
-    """Whether a layer is a plain convolution over many channels, with the same stride and padding both ways."""
-    return (
-        layer.groups == 1
-        and layer.dilation == (1, 1)
-        and layer.stride[0] == layer.stride[1]
-        and not isinstance(layer.padding, str)
-        and layer.padding[0] == layer.padding[1]
-        and layer.padding_mode == "zeros"
-        and layer.in_channels % DEPTH == layer.out_channels % DEPTH == 0
-    )
+    """Whether a layer is a plain convolution over many channels."""
+    return is_plain(layer) and layer.in_channels % DEPTH == layer.out_channels % DEPTH == 0
 
 
 def applies(x: Tensor, weight: Tensor) -> bool:

@@ -25,8 +25,8 @@ TAPS = 64  # numbers of the input, at most, that an output pixel sees
 OUTPUTS = 128  # channels of the output, at most
 
 
-def fits(layer: nn.Conv2d) -> bool:
-    """Whether a layer is a plain convolution over few channels."""
+def is_plain(layer: nn.Conv2d) -> bool:
+    """Whether a layer is a convolution and nothing more, with the same stride and padding both ways."""
     return (
         layer.groups == 1
         and layer.dilation == (1, 1)
@@ -34,9 +34,12 @@ def fits(layer: nn.Conv2d) -> bool:
         and not isinstance(layer.padding, str)
         and layer.padding[0] == layer.padding[1]
         and layer.padding_mode == "zeros"
-        and layer.weight[0].numel() <= TAPS
-        and layer.out_channels <= OUTPUTS
     )
+
+
+def fits(layer: nn.Conv2d) -> bool:
+    """Whether a layer is a plain convolution over few channels."""
+    return is_plain(layer) and layer.weight[0].numel() <= TAPS and layer.out_channels <= OUTPUTS
 
 
 def applies(x: Tensor, weight: Tensor) -> bool:
