@@ -30,7 +30,7 @@ THIN = 32  # channels of the input up to which cuDNN's gradients are the slower 
 PROGRAMS = 132  # that share the sum of a weight's gradient, about: as many as a large GPU has multiprocessors
 OUTPUTS = 64  # of the weight's gradient that a program makes: the least that tensor cores multiply
 COLUMNS = 256  # of the sums that a program adds up
-_LARGEST = 2**31  # numbers, beyond which places would need 64 bits
+_LARGEST = 2**30  # numbers of a batch: places are counted in 32 bits, and padding may make a result the larger one
 
 
 def fits(layer: nn.Conv2d) -> bool:
@@ -42,7 +42,6 @@ def applies(x: Tensor, weight: Tensor) -> bool:
     """Whether this input and these weights are to be multiplied in tf32, and lie as the kernels want them."""
     allowed = torch.backends.cudnn.allow_tf32 and not torch.is_autocast_enabled("cuda")
     single = x.dtype == weight.dtype == torch.float32 and x.is_cuda
-    # An output pixel has no more places in the input than the input itself has numbers, times the channels it makes.
     small = max(x.numel(), x.numel() // x.shape[1] * len(weight)) < _LARGEST
     return allowed and single and small and in_rows(x) and in_rows(weight)
 
