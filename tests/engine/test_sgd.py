@@ -10,7 +10,7 @@ import torch
 from isofed.engine import sgd
 from isofed.engine.replica import Replica
 from isofed.layout import Layout
-from isofed.models import create
+from isofed.models import create, dense
 from tests.engine.own_methods import HERE
 from tests.engine.test_step import CPU, OPTIMISERS, federation, visit
 
@@ -67,3 +67,58 @@ def test_whoever_looks_at_the_gradient_finds_all_of_it(
     large(monkeypatch, 50)
     replica = Replica(federation(**({"model": "mlp"} | settings)).world, CPU)
     assert len(replica.local._pieces) == 1
+
+
+@pytest.mark.skipif(not dense.available(), reason="this processor has no AVX-512, or this PyTorch no oneDNN")
+@pytest.mark.parametrize(
+    ("settings", "used"),
+    [
+        ({}, True),
+        ({"method": "mixup"}, True),
+        ({"momentum": 0.9}, False),
+        ({"weight_decay": 0.01}, False),
+        ({"clip": 1.0}, False),
+        ({"method": "scaffold"}, False),
+        ({"method": "fedprox"}, False),
+    ],
+)
+def test_plain_sgd_goes_along_a_dense_layers_gradient_without_multiplying_it_out(
+    settings: dict[str, Any], used: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = "synthetic:samples=80,test=8,size=32,channels=3"
+    run = federation(**({"data": data, "partition": "iid", "model": "pfl-cnn", "momentum": 0.0} | settings))
+    seen: list[bool] = []
+
+    def update(s: Any, pieces: list[sgd.Piece], *rest: Any) -> None:
+        seen.append(any(piece.factors for piece in pieces))
+        sgd.update(s, pieces, *rest)
+        assert not any(piece.factors for piece in pieces)
+
+    monkeypatch.setattr("isofed.engine.step.update", update)
+    one = visit(run, replica=Replica(run.world, CPU)).model
+    assert seen and set(seen) == {used}
+    large(monkeypatch, 10**9)
+    other = visit(run, replica=Replica(run.world, CPU)).model
+    assert set(seen[len(seen) // 2 :]) == {False}
+    assert one is not None and other is not None and (one - other).abs().max() < 1e-5
+
+
+@pytest.mark.skipif(not dense.available(), reason="this processor has no AVX-512, or this PyTorch no oneDNN")
+def test_what_else_depends_on_a_dense_layers_weight_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for factors in (True, False):
+        run = federation(data="synthetic:samples=80,test=8,size=32,channels=3", model="pfl-cnn", momentum=0.0)
+        local = Replica(run.world, CPU).local
+        (pair,) = local._factored
+        local._factored = [pair] if factors else []
+        layer, piece = pair
+        torch.manual_seed(0)
+        local.set_batch(torch.randn(16, 3, 32, 32), torch.randint(4, (16,)))
+        losses = local.method.losses
+        own = lambda step: [*losses(step), layer.weight.square().sum()]  # noqa: B023, E731
+        monkeypatch.setattr(local.method, "losses", own, raising=False)
+        local.network.eval()  # without dropout
+        local.pass_over(apart=True)
+        assert not piece.factors and piece.found is not None and layer.factors is None
+        found.append(piece.found)
+    torch.testing.assert_close(*found)

@@ -132,3 +132,29 @@ def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     network = nn.Sequential(nn.Linear(3, 2))
     quicken(network)
     assert type(network[0]) is nn.Linear
+
+
+@pytest.mark.parametrize(("rows", "shape"), [(10, (40, 9000)), (16, (7, 3)), (17, (40, 9000)), (64, (33, 100))])
+def test_going_along_factors_is_going_along_their_product(rows: int, shape: tuple[int, int]) -> None:
+    torch.manual_seed(rows)
+    factors = [(torch.randn(rows, shape[0]), torch.randn(rows, shape[1])) for _ in range(2)]
+    weight, lr = torch.randn(shape), torch.tensor(0.3)
+    product = sum((a.double().t() @ b.double() for a, b in factors), torch.zeros(()))
+    wanted = weight.double() - lr.double() * product
+    dense.go_along(weight, factors, lr)
+    assert (weight.double() - wanted).norm() < 1e-6 * wanted.norm()
+    assert (dense.multiplied(factors).double() - product).norm() < 1e-6 * product.norm()
+
+
+@here
+def test_a_layer_that_is_used_twice_gives_two_pairs_of_factors() -> None:
+    torch.manual_seed(0)
+    layer = dense.Dense(1024, 1024)
+    layer.factors = []
+    x = torch.randn(16, 1024)
+    (found,) = torch.autograd.grad(layer(layer(x)).square().sum(), [layer.weight], allow_unused=True)
+    assert found is None and len(layer.factors) == 2
+    made = dense.multiplied(layer.factors)
+    layer.factors = None
+    (wanted,) = torch.autograd.grad(layer(layer(x)).square().sum(), [layer.weight])
+    assert (made - wanted).norm() < 1e-5 * wanted.norm()

@@ -13,6 +13,7 @@ from torch import Tensor
 from isofed.config import Settings
 from isofed.functional.kernels import tl, triton
 from isofed.layout import Entry
+from isofed.models.dense import Factors, go_along
 
 BLOCK = 1024  # numbers of a program on a GPU
 _LARGE = 2**18  # numbers of a gradient that are worth a kernel of their own
@@ -26,7 +27,8 @@ class Piece:
     gradient: Tensor
     momentum: Tensor
     number: int | None = None  # of the one tensor that this is, among those that are trained
-    found: Tensor | None = None  # its gradient, as long as that is not in its place
+    found: Tensor | None = None  # its gradient, as long as that is not in its place,
+    factors: Factors | None = None  # or what it is a product of
 
 
 def pieces(entries: Sequence[Entry], weights: Tensor, gradient: Tensor, momentum: Tensor) -> list[Piece]:
@@ -57,6 +59,10 @@ def update(s: Settings, pieces: Sequence[Piece], lr: Tensor, counter: Tensor) ->
         )  # fmt: skip
         return
     for piece in pieces:
+        if piece.factors:  # there is no momentum or decay then: see LocalStep
+            go_along(piece.weights, piece.factors, lr)
+            piece.factors = None
+            continue
         direction = piece.gradient if piece.found is None else piece.found
         piece.found = None
         if s.weight_decay:
@@ -77,6 +83,8 @@ def collect(places: Sequence[Tensor], found: Sequence[Tensor | None], first: boo
     kinds: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}  # one kernel for each kind
     alone = {piece.number: piece for piece in apart if piece.number is not None}
     for number, (place, gradient) in enumerate(zip(places, found, strict=True)):
+        if number in alone and alone[number].factors:
+            continue
         if number in alone and gradient is not None:
             alone[number].found = gradient
         elif gradient is not None and gradient.numel() >= _LARGE:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from isofed.data.augment import parse as parse_augment
 from isofed.data.base import Dataset, Part
-from isofed.engine.sgd import collect, pieces, update
+from isofed.engine.sgd import Piece, collect, pieces, update
 from isofed.engine.state import ClientState
 from isofed.engine.world import World
 from isofed.errors import BadMethod
@@ -28,10 +28,12 @@ from isofed.layout import Entry, Layout, Tensors
 from isofed.methods import Step
 from isofed.methods.given import no_pass
 from isofed.models import Network
+from isofed.models.dense import Dense, multiplied
 from isofed.models.dropout import dropouts
 from isofed.models.fused import fuse
 from isofed.models.parts import added
 from isofed.models.quick import quicken
+from isofed.models.residual import is_ours
 from isofed.models.slim import Cut
 
 
@@ -104,6 +106,9 @@ class LocalStep:
         # Whether nothing but passes and the update, which keeps zeros, writes into the gradient.
         self.leaves_gaps = device.type == "cpu" and settings.clip is None and method.leaves_gradient
         self._pieces = pieces(trained if self.leaves_gaps else [], step.weights, step.grad, self.momentum)
+        # Momentum and decay want a gradient of their own; plain SGD alone can do with what it is a product of.
+        plain = not settings.momentum and not settings.weight_decay
+        self._factored = _factored(network, self.parameters, self._pieces) if plain else []
         lowered = settings.precision == "bf16" and device.type == "cuda"
         self._half = torch.empty_like(self.flat, dtype=torch.bfloat16) if lowered else None
         self._halves = [] if self._half is None else _in_half(network, trained, self._half)
@@ -218,6 +223,8 @@ class LocalStep:
         """
         step = self.step
         step.cuts = []
+        for layer, _ in self._factored:
+            layer.factors = [] if apart and self._fresh else None
         with self._lowered():
             with self.autocast():
                 step.forward(step.inputs)
@@ -256,8 +263,12 @@ class LocalStep:
         # Those that depend on nothing are left out, except where there is no other and PyTorch says so.
         losses = [loss for loss in losses if loss.requires_grad] or losses
         starts = [self._one if (loss.shape, loss.dtype) == ((), torch.float32) else None for loss in losses]
+        for layer, _ in self._factored:
+            if layer.factors:  # of a gradient that somebody has asked for on the way here
+                layer.factors.clear()
         found = [*torch.autograd.grad(losses, wanted, starts, allow_unused=True)]
-        if all(gradient is None for gradient in found):
+        self._take_factors(found, apart and first and not cuts)
+        if all(gradient is None for gradient in found) and not any(piece.factors for piece in self._pieces):
             raise BadMethod(
                 "a loss depends on no weight that is trained, so it trains nothing; that of a slimmed pass has to come "
                 "with its cuts: step.add_gradient(loss, cuts)"
@@ -270,6 +281,17 @@ class LocalStep:
             parts = [(p, g) for p, g in zip(places, found[-len(cuts) :], strict=True) if g is not None]
             for some in _apart([(p, g) for p, g in parts if not added(p, g)]):
                 collect([p for p, _ in some], [g for _, g in some], first=False)
+
+    def _take_factors(self, found: list[Tensor | None], keep: bool) -> None:
+        """Leave gradients that came as factors to the update, or multiply them out if that cannot be."""
+        for layer, piece in self._factored:
+            factors, layer.factors, number = layer.factors, None, piece.number
+            if factors and number is not None:
+                others = found[number]  # of a loss that looks at the weight itself, say
+                if keep and others is None:
+                    piece.factors = factors
+                else:
+                    found[number] = multiplied(factors) if others is None else multiplied(factors) + others
 
     def lower_copies(self) -> None:
         """The frozen copies stay as they are from here to the end of the visit."""
@@ -322,6 +344,20 @@ def _apart(parts: Sequence[tuple[Tensor, Tensor]]) -> list[list[tuple[Tensor, Te
             groups.append(group := {})
         group[at] = (place, gradient)
     return [[*group.values()] for group in groups]
+
+
+def _factored(
+    network: nn.Module, parameters: Sequence[nn.Parameter], pieces: Sequence[Piece]
+) -> list[tuple[Dense, Piece]]:
+    """Dense layers whose weight is a piece of its own, and no other module's."""
+    if not all(is_ours(module) for module in network.modules()):  # another may ask for a gradient on its way
+        return []
+    owners: dict[int, list[nn.Module]] = {}
+    for module in network.modules():
+        for parameter in module.parameters(recurse=False):
+            owners.setdefault(id(parameter), []).append(module)
+    alone = [(owners[id(parameters[piece.number])], piece) for piece in pieces if piece.number is not None]
+    return [(own[0], piece) for own, piece in alone if len(own) == 1 and isinstance(own[0], Dense)]
 
 
 def _gaps(entries: Iterable[Entry], vector: Tensor) -> list[Tensor]:
