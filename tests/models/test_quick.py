@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from isofed.methods import Method, Step
-from isofed.models import create, dense, names, products
+from isofed.models import create, dense, names, winograd
 from isofed.models.quick import quicken
 from tests.engine.plain import small
 
@@ -20,7 +20,7 @@ from tests.engine.plain import small
 def pytorchs_products(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other products round differently; here it is about all the rest."""
     monkeypatch.setattr(dense, "available", lambda: False)
-    monkeypatch.setattr(products, "available", lambda: False)
+    monkeypatch.setattr(winograd, "available", lambda: False)
 
 
 def bits(network: nn.Module, x: Tensor) -> list[Tensor]:

@@ -266,7 +266,7 @@ class LocalStep:
         for layer, _ in self._factored:
             if layer.factors:  # of a gradient that somebody has asked for on the way here
                 layer.factors.clear()
-        found = [*torch.autograd.grad(losses, wanted, starts, allow_unused=True)]
+        found: list[Tensor | None] = [*torch.autograd.grad(losses, wanted, starts, allow_unused=True)]
         self._take_factors(found, apart and first and not cuts)
         if all(gradient is None for gradient in found) and not any(piece.factors for piece in self._pieces):
             raise BadMethod(

@@ -13,7 +13,7 @@ from itertools import pairwise
 from torch import nn
 from torch.nn.modules.module import _has_any_global_hook
 
-from isofed.models import dense, products, winograd
+from isofed.models import dense, winograd
 from isofed.models.fused import halves
 from isofed.models.residual import is_ours, watched
 
@@ -33,7 +33,7 @@ def quicken(network: nn.Module, unseen: bool = True) -> None:
     for module in modules:
         if type(module) is nn.Linear and dense.available():
             module.__class__ = dense.Dense
-        elif type(module) is nn.Conv2d and products.available() and winograd.fits(module):
+        elif type(module) is nn.Conv2d and winograd.available() and winograd.fits(module):
             module.__class__ = winograd.Convolution
     for module in modules:
         if type(module) is nn.Sequential and unseen:

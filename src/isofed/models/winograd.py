@@ -1,43 +1,55 @@
 """3x3 convolutions on a processor with a quarter of the multiplications: Winograd's minimal filtering, F(4x4, 3x3).
 
-Six by six pixels go over into 36 other numbers, and so do the nine weights between two channels. The products of the
-two, summed over channels, go back into four by four pixels of the result: 36 products where the definition has 144.
-Gradients go the same way back. The numbers are those of the definition to rounding: some 1e-6 of the largest away from
-float64, where PyTorch's own are at some 3e-7.
-
-All of it are products of small matrices, many at once (:mod:`isofed.models.products`). In memory the 36 places come
-first, then the squares, the pictures and the channels, so that matrices have long rows; and there the largest of two by
-two pixels is the largest of four such blocks.
+They are written in C (``winograd.c``), which says how it is done, and need a C compiler and a processor with AVX-512.
+The numbers are those of the definition to rounding: some 1e-6 of the largest away from float64, where PyTorch's own are
+at some 3e-7.
 """
 
 from __future__ import annotations
 
-import math
+import ctypes
+import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.grad import conv2d_input, conv2d_weight
 
+from isofed.functional import native
 from isofed.models import dense
-from isofed.models.products import SMALL, along, multiply, pieces, room
 
-# Lavin and Gray, arXiv 1509.09308: the interpolation points are 0, 1, -1, 2, -2 and infinity.
-_INTO = torch.tensor([
-    [4.0, 0, -5, 0, 1, 0], [0, -4, -4, 1, 1, 0], [0, 4, -4, -1, 1, 0],
-    [0, -2, -1, 2, 1, 0], [0, 2, -1, -2, 1, 0], [0, 4, 0, -5, 0, 1],
-])  # fmt: skip
-_BACK = torch.tensor([[1.0, 1, 1, 1, 1, 0], [0, 1, -1, 2, -2, 0], [0, 1, 1, 4, 4, 0], [0, 1, -1, 8, -8, 1]])
-_WEIGHT = torch.tensor([[6.0, 0, 0], [-4, -4, -4], [-4, 4, -4], [1, 2, 4], [1, -2, 4], [0, 0, 24]]) / 24
-_WEIGHTS = torch.kron(_WEIGHT, _WEIGHT)  # both ways at once
-_INTO_T, _BACK_T, _WEIGHTS_T = (matrix.t().contiguous() for matrix in (_INTO, _BACK, _WEIGHTS))
+_LANES, _TILES = 16, 24  # of winograd.c: channels, and squares, that are done at once
+_PICTURES = ("pictures", "inside", "outside", "rows", "columns", "above", "beside")
+_RESULTS = ("height", "width", "tall", "wide", "pool")
 
-NUMBERS = 2**21  # of transformed pictures and results that are held at once
+
+def available() -> bool:
+    """Whether this machine can do it; ``ISOFED_FUSED=0`` says that it shall not."""
+    return native.allowed() and native.wide() and _functions() is not None
+
+
+class _Shape(ctypes.Structure):
+    """As winograd.c has it."""
+
+    _fields_ = [(name, ctypes.c_long) for name in _PICTURES + _RESULTS]
+
+
+@cache
+def _functions() -> Any:
+    """What winograd.c has, or nothing where it cannot be compiled."""
+    found = native.library(Path(__file__).with_suffix(".c"))
+    if found is not None:
+        shape, place = ctypes.POINTER(_Shape), ctypes.c_void_p
+        found.isofed_room.argtypes, found.isofed_room.restype = [shape], ctypes.c_long
+        found.isofed_forward.argtypes = [shape, *[place] * 6]
+        found.isofed_backward.argtypes = [shape, *[place] * 8]
+        found.isofed_forward.restype = found.isofed_backward.restype = None
+    return found
 
 
 class Convolution(nn.Conv2d):
@@ -80,7 +92,7 @@ def fits(layer: nn.Conv2d) -> bool:
 
 
 def _is_plain(x: Tensor) -> bool:
-    """Whether NumPy can read a tensor, and nobody wants to see or change what PyTorch does with it."""
+    """Whether C can read a tensor, and nobody wants to see or change what PyTorch does with it."""
     seen = torch._C._len_torch_function_stack() > 0 or torch._C._len_torch_dispatch_stack() > 0
     return not seen and dense._is_plain(x) and not x.is_neg()
 
@@ -122,193 +134,87 @@ class Cut:
         """Squares side by side."""
         return -(-self.width // 4)
 
-    @property
-    def sides(self) -> tuple[int, int, int]:
-        """Numbers of a square that are wanted, down and across; rows and columns of all."""
-        return (2, self.height // 2, self.width // 2) if self.pool else (4, self.height, self.width)
-
     @cached_property
-    def matrices(self) -> tuple[int, int, int]:
-        """Squares as the rows of matrices: places, matrices of each, rows of each."""
-        rows = self.tall * self.wide * self.pictures
-        n = pieces(rows, SMALL // (self.inside * self.outside))
-        return 36, n, rows // n
+    def shape(self) -> _Shape:
+        """All of this, for C."""
+        given = self.pictures, self.inside, self.outside, self.rows, self.columns, self.above, self.beside
+        each = 2 if self.pool else 1
+        return _Shape(*given, self.height // each, self.width // each, self.tall, self.wide, self.pool)
 
     @property
     def pays(self) -> bool:
-        """Whether PyTorch's own takes longer, by a fifth at least, forward and back: as measured on an AMD EPYC.
+        """Whether PyTorch's own takes longer, as measured on an AMD EPYC (``benchmarks/convolutions.py --device cpu``).
 
-        With few channels it takes longer to move numbers than to multiply them, and with many channels a product that
-        is small has few rows.
+        A square is work for 36 numbers of each two channels, also where it sticks out; and weights, which are
+        transformed once, are as much work as a square for each 128 pairs of channels.
         """
-        if min(self.height, self.width) < 2 or not self.pictures:
+        if min(self.height, self.width) < 2 or self.inside % _LANES or self.outside % _LANES:
             return False
-        squares, channels = self.tall * self.wide, self.inside * self.outside
-        wasted = 16 * squares > 1.5 * self.height * self.width  # in squares that stick out
-        right = min(self.inside, self.outside) >= 32 and 2**11 <= channels <= 2**14
-        return right and not wasted and self.pictures * squares * channels >= 2**19
+        squares = -(-self.pictures * self.tall * self.wide // _TILES) * _TILES
+        work = squares + self.inside * self.outside / 128
+        return self.pictures * self.height * self.width >= 3.6 * work > 0
 
 
-# The steps, each with its way back. Axes: two for the place in a square, two for the square, then pictures x channels.
+class _Room(threading.local):
+    """Memory for what is needed only for a moment, kept: the system has to clear what is new."""
+
+    here = torch.empty(0)
+
+    def __call__(self, cut: Cut) -> int:
+        size = _functions().isofed_room(cut.shape)
+        if len(self.here) < size:
+            self.here = torch.empty(size)
+        return self.here.data_ptr()
 
 
-def _squares(x: Tensor, cut: Cut) -> Tensor:
-    """Squares of pictures, transformed."""
-    high, wide, long = 4 * cut.tall + 2, 4 * cut.wide + 2, cut.pictures * cut.inside
-    sheet = room("sheet", high, wide, cut.pictures, cut.inside)
-    if (high, wide) != (cut.rows, cut.columns):
-        sheet.zero_()
-    _within(sheet, cut).copy_(x.permute(2, 3, 0, 1))
-    lines, made = room("lines", 6, cut.tall, wide, long), x.new_empty(6, 6, cut.tall, cut.wide, long)
-    row = wide * long
-    along(_INTO, sheet.as_strided((cut.tall, 6, row), (4 * row, row, 1)), lines.flatten(2).transpose(0, 1))
-    windows = lines.as_strided((6, cut.tall, cut.wide, 6, long), (cut.tall * row, row, 4 * long, long, 1))
-    along(_INTO, windows, made.permute(0, 2, 3, 1, 4))
-    return made
+_room = _Room()
 
 
-def _from_squares(g: Tensor, cut: Cut) -> Tensor:
-    """The gradient of pictures."""
-    high, wide, long = 4 * cut.tall + 2, 4 * cut.wide + 2, cut.pictures * cut.inside
-    lines, sheet = room("lines", 6, cut.tall, wide, long), room("sheet", high, wide * long)
-    _add_up(g.permute(0, 2, 3, 1, 4), lines)
-    _add_up(lines.flatten(2).transpose(0, 1), sheet)
-    found = _within(sheet.view(high, wide, cut.pictures, cut.inside), cut).permute(2, 3, 0, 1)
-    return torch.empty(found.shape, memory_format=torch.channels_last).copy_(found)
+def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, cut: Cut) -> tuple[Tensor, Tensor | None]:
+    """The result, and of maxima which they were."""
+    x, weight = (t.contiguous(memory_format=torch.channels_last) for t in (x, weight))
+    bias = None if bias is None else bias.contiguous()
+    size = (cut.pictures, cut.outside, cut.shape.height, cut.shape.width)
+    y = torch.empty(size, memory_format=torch.channels_last)
+    which = torch.empty(size, dtype=torch.uint8, memory_format=torch.channels_last) if cut.pool else None
+    places = (None if t is None else t.data_ptr() for t in (x, weight, bias, y, which))
+    _functions().isofed_forward(cut.shape, *places, _room(cut))
+    return y, which
 
 
-def _within(sheet: Tensor, cut: Cut) -> Tensor:
-    """The pictures themselves, without the zeros around them."""
-    return sheet[cut.above : cut.above + cut.rows, cut.beside : cut.beside + cut.columns]
-
-
-def _add_up(g: Tensor, out: Tensor) -> None:
-    """Back from windows of six, each of which begins four after the one before: where two overlap, their sum."""
-    *many, windows, _, long = g.shape
-    over = room("over", *many, windows, 2, long)
-    along(_INTO_T[:4], g, out[..., : 4 * windows, :].unflatten(-2, (windows, 4)))
-    along(_INTO_T[4:], g, over)
-    out[..., 4 * windows :, :].zero_()
-    for k in range(2):
-        out[..., 4 + k :: 4, :].add_(over[..., k, :])
-
-
-def _result(m: Tensor, bias: Tensor | None, cut: Cut) -> tuple[Tensor, list[Tensor]]:
-    """Results back from what they are transformed; of maxima, also what their gradient needs."""
-    squares = (cut.tall, cut.wide, cut.pictures, cut.outside)
-    long = math.prod(squares[1:])
-    lines, made = room("lines", 4, 6, cut.tall, long), room("made", 4, 4, cut.tall, long)
-    along(_BACK, m.view(6, 6, cut.tall, long).permute(1, 2, 0, 3), lines.permute(1, 2, 0, 3))
-    along(_BACK, lines.transpose(1, 2), made.transpose(1, 2))
-    if not cut.pool:
-        return _pictures(made.view(4, 4, *squares), bias, cut), []
-    pairs = made.view(2, 2, 2, 2, *squares)  # of rows, and of columns
-    right = pairs[:, :, :, 1] - pairs[:, :, :, 0]
-    most = torch.maximum(pairs[:, :, :, 0], pairs[:, :, :, 1], out=room("most", 2, 2, 2, *squares))
-    below, best = most[:, 1] - most[:, 0], torch.maximum(most[:, 0], most[:, 1])
-    y = _pictures(best, bias, cut).relu_()
-    return y, [right, below, y]
-
-
-def _from_result(g: Tensor, cut: Cut, kept: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """The gradient of transformed results, and that of the bias."""
-    if cut.pool:
-        right, below, y = kept
-        g = torch.ops.aten.threshold_backward(g, y, 0)
-    bias = g.permute(0, 2, 3, 1).reshape(-1, cut.outside).sum(0)
-    g = _from_pictures(g, cut)
-    if cut.pool:
-        rows, pairs = room("most", 2, 2, *g.shape[1:]), room("made", 2, 2, 2, 2, *g.shape[2:])
-        # All of a maximum's gradient goes to one of two, so what is left for the other one is exact.
-        torch.sub(g, _where_positive(g, below, rows[:, 1]), out=rows[:, 0])
-        torch.sub(rows, _where_positive(rows, right, pairs[:, :, :, 1]), out=pairs[:, :, :, 0])
-        g = pairs
-    g = g.view(4, 4, cut.tall, -1)
-    lines, made = room("lines", 4, 6, cut.tall, g.shape[3]), room("results", 6, 6, cut.tall, g.shape[3])
-    along(_BACK_T, g.transpose(1, 2), lines.transpose(1, 2))
-    along(_BACK_T, lines.permute(1, 2, 0, 3), made.permute(1, 2, 0, 3))
-    return made, bias
-
-
-def _where_positive(g: Tensor, x: Tensor, out: Tensor) -> Tensor:
-    """``g`` where ``x`` is above zero (or not a number), and zeros."""
-    made: Tensor = torch.ops.aten.threshold_backward.grad_input(g, x, 0, grad_input=out)
-    return made
-
-
-def _pictures(y: Tensor, bias: Tensor | None, cut: Cut) -> Tensor:
-    """Pictures of numbers that lie by their places in squares, without what sticks out; and a bias."""
-    side, height, width = cut.sides
-    made = y.new_empty(cut.pictures, cut.tall, side, cut.wide, side, cut.outside).copy_(y.permute(4, 2, 0, 3, 1, 5))
-    made = made.view(cut.pictures, cut.tall * side, cut.wide * side, cut.outside)[:, :height, :width].contiguous()
-    return (made if bias is None else made.add_(bias)).permute(0, 3, 1, 2)
-
-
-def _from_pictures(g: Tensor, cut: Cut) -> Tensor:
-    """The way back, with zeros where squares stick out."""
-    side, height, width = cut.sides
-    g = g.permute(0, 2, 3, 1)
-    if (height, width) != (cut.tall * side, cut.wide * side):
-        g = F.pad(g, (0, 0, 0, cut.wide * side - width, 0, cut.tall * side - height))
-    g = g.unflatten(2, (cut.wide, side)).unflatten(1, (cut.tall, side)).permute(2, 4, 1, 3, 0, 5)
-    return room("places", *g.shape).copy_(g)
-
-
-def _weights(weight: Tensor) -> Tensor:
-    """Transformed weights: places, then the two axes of channels as they come."""
-    made = weight.new_empty(36, *weight.shape[:2])
-    along(_WEIGHTS, weight.permute(2, 3, 0, 1).reshape(9, -1), made.view(36, -1))
-    return made
-
-
-def _from_weights(g: Tensor) -> Tensor:
-    """The gradient of weights from parts, to be added up, of that of transformed ones: channels inside come first."""
-    _, many, inside, outside = g.shape
-    parts = room("weights", 9, many * inside * outside)
-    along(_WEIGHTS_T, g.view(36, -1), parts)
-    found = parts.view(3, 3, many, inside, outside).sum(2)
-    return found.permute(3, 2, 0, 1).contiguous(memory_format=torch.channels_last)
-
-
-def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, cut: Cut) -> tuple[Tensor, list[Tensor]]:
-    """The result, and what the way back needs."""
-    with np.errstate(all="ignore"):  # it is not here that a run is told that it has diverged
-        squares, m = _squares(x, cut), room("results", *cut.matrices, cut.outside)
-        multiply(squares.view(*cut.matrices, -1), _weights(weight.transpose(0, 1))[:, None], m)
-        made, kept = _result(m, bias, cut)
-    return made, [squares, *kept]
+def _backward(
+    g: Tensor, x: Tensor | None, weight: Tensor | None, which: Tensor | None, cut: Cut, wanted: Sequence[bool]
+) -> tuple[Tensor | None, Tensor | None, Tensor]:
+    """Gradients of pictures and of weights, where they are wanted, and of the bias."""
+    given = [None if t is None else t.contiguous(memory_format=torch.channels_last) for t in (x, weight, g)]
+    sizes = (cut.pictures, cut.inside, cut.rows, cut.columns), (cut.outside, cut.inside, 3, 3)
+    dx, dweight = (
+        torch.empty(size, memory_format=torch.channels_last) if want else None
+        for size, want in zip(sizes, wanted, strict=False)
+    )
+    dbias = torch.empty(cut.outside)
+    places = (None if t is None else t.data_ptr() for t in (*given, which, dx, dweight, dbias))
+    _functions().isofed_backward(cut.shape, *places, _room(cut))
+    return dx, dweight, dbias
 
 
 class _Convolution(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, cut: Cut) -> Tensor:
-        made, kept = _forward(x, weight, bias, cut)
+        made, which = _forward(x, weight, bias, cut)
         to_x, to_weight, _, _ = ctx.needs_input_grad
         # As with PyTorch's own, nobody may change in place what a derivative needs, and everybody what none does.
-        ctx.save_for_backward(x if to_weight or cut.pool else None, weight if to_x or cut.pool else None, bias, *kept)
+        ctx.save_for_backward(x if to_weight or cut.pool else None, weight if to_x or cut.pool else None, bias, which)
         ctx.cut = cut
         return made
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        (x, weight, bias, squares, *kept), cut = ctx.saved_tensors, ctx.cut
-        g = g.to(memory_format=torch.channels_last)
+        (x, weight, bias, which), cut, wanted = ctx.saved_tensors, ctx.cut, ctx.needs_input_grad
         if torch.is_grad_enabled() or not _is_plain(g):
-            return *_backward_by_pytorch(g, (x, weight, bias), cut, ctx.needs_input_grad), None
-        to_x, to_weight, to_bias, _ = ctx.needs_input_grad
-        dx = dweight = None
-        with np.errstate(all="ignore"):
-            made, dbias = _from_result(g, cut, kept)
-            m = made.view(*cut.matrices, cut.outside)
-            if to_weight:
-                parts = room("parts", 36, cut.matrices[1], cut.inside, cut.outside)
-                multiply(squares.view(*cut.matrices, -1).transpose(2, 3), m, parts)
-                dweight = _from_weights(parts)
-            if to_x:
-                found = room("squares", *cut.matrices, cut.inside)
-                multiply(m, _weights(weight)[:, None], found)
-                dx = _from_squares(found.view(6, 6, cut.tall, cut.wide, -1), cut)
-        return dx, dweight, dbias if to_bias else None, None
+            return *_backward_by_pytorch(g, (x, weight, bias), cut, wanted), None
+        dx, dweight, dbias = _backward(g, x, weight, which, cut, wanted)
+        return dx, dweight, dbias if wanted[2] else None, None
 
 
 def _backward_by_pytorch(
@@ -334,13 +240,8 @@ def _backward_by_pytorch(
 def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int, int], pool: bool) -> Tensor:
     """A 3x3 convolution of plain tensors; with ``pool``, the largest of two by two numbers of it, cut off at zero."""
     (n, inside, rows, columns), outside = x.shape, len(weight)
-    one = Cut(1, inside, outside, rows, columns, *padding, pool)
-    most = max(1, NUMBERS // (36 * one.tall * one.wide * (inside + outside)))
-    made = []
-    for some in x.split(-(-n // -(-n // most))):  # in as few parts as possible, and those alike
-        cut = replace(one, pictures=len(some))
-        if torch.is_grad_enabled():
-            made.append(_Convolution.apply(some, weight, bias, cut))
-        else:
-            made.append(_forward(some, weight, bias, cut)[0])
-    return made[0] if len(made) == 1 else torch.cat(made)
+    cut = Cut(n, inside, outside, rows, columns, *padding, pool)
+    if not torch.is_grad_enabled():
+        return _forward(x, weight, bias, cut)[0]
+    made: Tensor = _Convolution.apply(x, weight, bias, cut)
+    return made
