@@ -188,7 +188,7 @@ class Federation:
             self._note(checkpoint.note, watch)
         made_with = self.folder.environment
         here = environment(str(self.device), self.world.fingerprint)
-        changed = [k for k in ("isofed", "torch", "numpy") if made_with.get(k) != here[k]]
+        changed = [k for k in ("isofed", "torch", "numpy", "compiler") if made_with.get(k) != here[k]]
         if changed:
             self._note(f"resumed with another {', '.join(changed)}: the last bits of the result may differ", watch)
         saved = checkpoint.tensors

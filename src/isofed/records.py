@@ -48,6 +48,7 @@ from isofed.files import (
     write_atomic,
     write_error,
 )
+from isofed.functional import native
 from isofed.lines import Lines
 from isofed.yaml_text import BadYAML, read_yaml_text
 
@@ -79,6 +80,7 @@ def environment(device: str, fingerprint: str) -> dict[str, str]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
+        "compiler": "used" if device == "cpu" and native.allowed() and native.compiler() else "none",
         "platform": platform.platform(),
         "device": device,
         "device_name": _device_name(device),

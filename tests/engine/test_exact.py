@@ -11,7 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from isofed.engine import exact
 from isofed.engine.exact import LIMIT, SMALL, ExactSum, fits
+from isofed.functional import native
 
 QUICK = settings(max_examples=60, deadline=None)
 GRID = 2.0**-58  # to which each scaled term is rounded
@@ -34,6 +36,41 @@ def drawn(seed: int, count: int, size: int, low: float, high: float) -> list[tor
     rng = np.random.default_rng(seed)
     values = rng.choice([-1.0, 1.0], (count, size)) * 2.0 ** rng.uniform(low, high, (count, size))
     return [torch.from_numpy(v.astype(np.float32)) for v in values]
+
+
+@pytest.mark.skipif(native.compiler() is None, reason="there is no C compiler")
+@QUICK
+@given(seed=st.integers(0, 2**32), count=st.integers(1, 20), low=st.floats(-60, 20), span=st.floats(0, 60))
+def test_c_gives_the_bits_of_pytorchs_operations(seed: int, count: int, low: float, span: float) -> None:
+    values = drawn(seed, count, 67, low, min(low + span, math.log2(LIMIT) - 0.1))
+    rng = np.random.default_rng(seed + 1)
+    weights, known = [float(n) for n in rng.integers(1, 5000, count)], [told(v, rng) for v in values]
+    found = []
+    for functions in (exact._functions, lambda: None):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(exact, "_functions", functions)
+            made = ExactSum(sum(weights))
+            for value, weight, largest in zip(values, weights, known, strict=True):
+                made.add(value, weight, largest)
+            found.append(made)
+    first, second = (made.parts() for made in found)
+    assert exact._functions() is not None
+    assert torch.equal(first.fine, second.fine) and torch.equal(first.coarse, second.coarse)
+    assert all(
+        found[0]._fine is not None and torch.equal(m._fine, found[0]._fine) for m in found if m._fine is not None
+    )
+
+
+@pytest.mark.skipif(native.compiler() is None, reason="there is no C compiler")
+def test_c_is_not_asked_to_read_what_lies_otherwise() -> None:
+    square = torch.randn(30, 40, generator=torch.Generator().manual_seed(0))
+    straight, turned, double, column = ExactSum(1.0), ExactSum(1.0), ExactSum(1.0), ExactSum(1.0)
+    straight.add(square.t().contiguous())
+    turned.add(square.t())
+    double.add(square.t().double())
+    column.add(square[:, 3])
+    assert torch.equal(straight.sum(), turned.sum()) and torch.equal(straight.sum(), double.sum())
+    assert torch.equal(column.sum(), straight.sum()[3])
 
 
 @QUICK

@@ -69,7 +69,7 @@ def test_whoever_looks_at_the_gradient_finds_all_of_it(
     assert len(replica.local._pieces) == 1
 
 
-@pytest.mark.skipif(not dense.available(), reason="this processor has no AVX-512, or this PyTorch no oneDNN")
+@pytest.mark.skipif(not dense.goes_along(torch.zeros(4, 64)), reason="no AVX-512, no oneDNN or no C compiler")
 @pytest.mark.parametrize(
     ("settings", "used"),
     [
@@ -103,7 +103,7 @@ def test_plain_sgd_goes_along_a_dense_layers_gradient_without_multiplying_it_out
     assert one is not None and other is not None and (one - other).abs().max() < 1e-5
 
 
-@pytest.mark.skipif(not dense.available(), reason="this processor has no AVX-512, or this PyTorch no oneDNN")
+@pytest.mark.skipif(not dense.goes_along(torch.zeros(4, 64)), reason="no AVX-512, no oneDNN or no C compiler")
 def test_what_else_depends_on_a_dense_layers_weight_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for factors in (True, False):

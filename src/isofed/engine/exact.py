@@ -14,11 +14,16 @@ a part that arrives is a multiple of the same two powers, and its rest is at mos
 
 from __future__ import annotations
 
+import ctypes
 import math
-from typing import NamedTuple
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from isofed.functional import native
 
 LIMIT = 2.0**31  # of a single value: the coarse sum, of weights that add up to at most 1, stays below 2^32
 SMALL = 2.0**-8  # of a scaled term: what is smaller goes into the fine sum as it is
@@ -65,15 +70,7 @@ class ExactSum:
         self._make_room(largest * factor if small else _REST)
         if self._coarse is None and not small:
             self._coarse = torch.zeros_like(self._fine)
-        size = _BLOCK if value.device.type == "cpu" else max(value.numel(), 1)
-        coarse = None if small or self._coarse is None else self._coarse.reshape(-1).split(size)
-        for n, (given, fine) in enumerate(zip(*(t.reshape(-1).split(size) for t in (value, self._fine)), strict=True)):
-            term = given.double() * factor
-            if coarse is not None:
-                whole = (term + _COARSE).sub_(_COARSE)
-                coarse[n].add_(whole)
-                term.sub_(whole)
-            fine.add_(term.add_(_FINE).sub_(_FINE))
+        _add(value, factor, None if small else self._coarse, self._fine)
         self.weight += weight
 
     def parts(self) -> Parts:
@@ -112,6 +109,36 @@ class ExactSum:
 
     def mean(self) -> Tensor:
         return self.sum() / self.weight
+
+
+def _add(value: Tensor, factor: float, coarse: Tensor | None, fine: Tensor) -> None:
+    """Add a term to the two sums; without a coarse one, all of it to the fine one."""
+    tensors = [t for t in (value, fine, coarse) if t is not None]
+    fits = all(t.device.type == "cpu" and t.is_contiguous() for t in tensors) and value.dtype == torch.float32
+    if fits and _functions() is not None:
+        places = None if coarse is None else coarse.data_ptr(), fine.data_ptr(), value.numel()
+        _functions().isofed_add(value.data_ptr(), factor, _COARSE, _FINE, *places)
+        return
+    size = _BLOCK if value.device.type == "cpu" else max(value.numel(), 1)
+    upper = None if coarse is None else coarse.reshape(-1).split(size)
+    for n, (given, lower) in enumerate(zip(*(t.reshape(-1).split(size) for t in (value, fine)), strict=True)):
+        term = given.double() * factor
+        if upper is not None:
+            whole = (term + _COARSE).sub_(_COARSE)
+            upper[n].add_(whole)
+            term.sub_(whole)
+        lower.add_(term.add_(_FINE).sub_(_FINE))
+
+
+@cache
+def _functions() -> Any:
+    """What exact.c has, or nothing where it cannot be compiled: the same bits, with nothing written on the way."""
+    found = native.library(Path(__file__).with_suffix(".c"), "-ffp-contract=off") if native.allowed() else None
+    if found is not None:
+        place = ctypes.c_void_p
+        found.isofed_add.argtypes = [place, *[ctypes.c_double] * 3, place, place, ctypes.c_long]
+        found.isofed_add.restype = None
+    return found
 
 
 def _carry(fine: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ from isofed.layout import Entry, Layout, Tensors
 from isofed.methods import Step
 from isofed.methods.given import no_pass
 from isofed.models import Network
-from isofed.models.dense import Dense, multiplied
+from isofed.models.dense import Dense, goes_along, multiplied
 from isofed.models.dropout import dropouts
 from isofed.models.fused import fuse
 from isofed.models.parts import added
@@ -357,7 +357,8 @@ def _factored(
         for parameter in module.parameters(recurse=False):
             owners.setdefault(id(parameter), []).append(module)
     alone = [(owners[id(parameters[piece.number])], piece) for piece in pieces if piece.number is not None]
-    return [(own[0], piece) for own, piece in alone if len(own) == 1 and isinstance(own[0], Dense)]
+    one = [(own[0], piece) for own, piece in alone if len(own) == 1]
+    return [(layer, piece) for layer, piece in one if isinstance(layer, Dense) and goes_along(piece.weights)]
 
 
 def _gaps(entries: Iterable[Entry], vector: Tensor) -> list[Tensor]:

@@ -16,11 +16,16 @@ import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
 import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
 
+HEADER = Path(__file__).with_suffix(".h")
 FLAGS = ("-O3", "-march=native", "-std=gnu11", "-shared", "-fPIC")
 _PATIENCE = 60  # seconds for a file of a few hundred lines
 
@@ -39,37 +44,42 @@ def wide() -> bool:
 
 
 @cache
-def library(source: Path) -> ctypes.CDLL | None:
+def library(source: Path, *flags: str) -> ctypes.CDLL | None:
     """The functions of a C file, or nothing where they cannot be compiled."""
     try:
-        name = (
-            f"{source.stem}-{hashlib.sha256(f'{source.read_text()}{FLAGS}{_processor()}'.encode()).hexdigest()[:24]}.so"
-        )
+        words = [*FLAGS, *flags, f"-I{HEADER.parent}", str(source)]
+        about = f"{source.read_text()}{HEADER.read_text()}{FLAGS}{flags}{_processor()}"
         folder = _folder()
-        if folder is not None:
-            kept = folder / name
-            # What somebody else has put there is not loaded.
-            if not (kept.is_file() and kept.stat().st_uid == os.getuid()):
-                with tempfile.TemporaryDirectory(dir=folder) as own:
-                    os.replace(_compiled(source, Path(own)), kept)  # whole, also where several make it at once
-            return ctypes.CDLL(str(kept))
-        with tempfile.TemporaryDirectory() as own:
-            return ctypes.CDLL(str(_compiled(source, Path(own))))  # it stays in memory
+        if folder is None:
+            with tempfile.TemporaryDirectory() as own:
+                return ctypes.CDLL(str(_compiled(words, Path(own))))  # it stays in memory
+        kept = folder / f"{source.stem}-{hashlib.sha256(about.encode()).hexdigest()[:24]}.so"
+        # What somebody else has put there is not loaded, and what is damaged is made again.
+        if kept.is_file() and kept.stat().st_uid == os.getuid():
+            with suppress(OSError):
+                return ctypes.CDLL(str(kept))
+        with tempfile.TemporaryDirectory(dir=folder) as own:
+            os.replace(_compiled(words, Path(own)), kept)  # whole, also where several make it at once
+        return ctypes.CDLL(str(kept))
     except (OSError, subprocess.SubprocessError) as error:
         _log.info("%s is not compiled, and PyTorch's own functions are used: %s", source.name, error)
         return None
 
 
-def _compiled(source: Path, folder: Path) -> Path:
-    compiler = next(filter(None, map(shutil.which, (os.environ.get("CC") or "cc", "gcc", "clang"))), None)
-    if compiler is None:
+def compiler() -> str | None:
+    """The C compiler of this machine: ``$CC``, or one of the usual names."""
+    names = (os.environ.get("CC") or "cc", "gcc", "clang")
+    return next((found for name in names if (found := shutil.which(name))), None)
+
+
+def _compiled(words: Sequence[str], folder: Path) -> Path:
+    program, made = compiler(), folder / "made.so"
+    if program is None:
         raise FileNotFoundError("there is no C compiler")
-    made = folder / "made.so"
-    done = subprocess.run(
-        [compiler, *FLAGS, str(source), "-o", str(made)], capture_output=True, text=True, timeout=_PATIENCE
-    )
+    asked = [program, *words, "-o", str(made)]
+    done = subprocess.run(asked, capture_output=True, text=True, timeout=_PATIENCE)
     if done.returncode:
-        raise subprocess.SubprocessError(f"{compiler}: {done.stderr.strip()[:300]}")
+        raise subprocess.SubprocessError(f"{program}: {done.stderr.strip()[:300]}")
     return made
 
 
@@ -93,3 +103,18 @@ def _processor() -> str:
     except OSError:
         found = []
     return "\n".join(sorted(set(found))) or f"{platform.machine()} {platform.processor()}"
+
+
+def is_plain(x: Tensor) -> bool:
+    """Whether a tensor is one of a processor and nothing has to be done with a call that only PyTorch's own can do."""
+    if type(x) not in (Tensor, nn.Parameter) or x.device.type != "cpu" or x.dtype != torch.float32:
+        return False
+    traced = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+    forward = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    return not (traced or forward or torch.is_autocast_enabled("cpu")) and x.layout == torch.strided
+
+
+def reads(x: Tensor) -> bool:
+    """Whether C can read a tensor, and nobody wants to see or change what PyTorch does with it."""
+    seen = torch._C._len_torch_function_stack() > 0 or torch._C._len_torch_dispatch_stack() > 0
+    return not seen and is_plain(x) and not x.is_neg()

@@ -5,31 +5,33 @@ on one core of an AMD EPYC it reaches 120 GFLOP/s where oneDNN, which PyTorch ha
 (``benchmarks/operations.py``). So the large ones are oneDNN's here. The numbers differ by rounding alone.
 
 The gradient of a weight is a product of two small matrices, as large as the weight itself: megabytes that are written
-and read once more. Who only wants to go along it can have the two factors instead (:func:`go_along`).
+and read once more. Who only wants to go along it can have the two factors instead (:func:`go_along`), where there is a
+C compiler.
 """
 
 from __future__ import annotations
 
-import os
+import ctypes
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
+
+from isofed.functional import native
 
 LEAST = 2**21  # multiplications from which on it pays; a smaller product is over before oneDNN has begun
-_FEW, _ROWS, _PART = 16, 16, 2**18  # of :func:`go_along`: rows that are few, rows and numbers of a part
 
 
 def available() -> bool:
     """Whether this processor and this PyTorch have such products; ``ISOFED_FUSED=0`` switches them off."""
-    return os.environ.get("ISOFED_FUSED", "1") != "0" and _is_here()
+    return native.allowed() and _is_here()
 
 
 @cache
 def _is_here() -> bool:
-    fits = torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability() == "AVX512"
+    fits = torch.backends.mkldnn.is_available() and native.wide()
     return fits and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
@@ -45,7 +47,7 @@ class Dense(nn.Linear):
     factors: Factors | None = None
 
     def forward(self, input: Tensor) -> Tensor:
-        if _is_plain(input) and _is_plain(self.weight) and self._is_large(input):
+        if native.is_plain(input) and native.is_plain(self.weight) and self._is_large(input):
             made: Tensor = _Product.apply(input, self.weight, self.bias, self.factors)
             return made
         return super().forward(input)
@@ -54,15 +56,6 @@ class Dense(nn.Linear):
         """Whether a product is worth it, and one of two matrices: with a vector, PyTorch is as fast."""
         (outputs, width), two = self.weight.shape, x.dim() == 2 and len(x) > 1
         return two and outputs > 1 and x.shape[1] == width and len(x) * outputs * width >= LEAST
-
-
-def _is_plain(x: Tensor) -> bool:
-    """Whether a tensor is one of a processor and nothing has to be done with a call that only PyTorch's own can do."""
-    if type(x) not in (Tensor, nn.Parameter) or x.device.type != "cpu" or x.dtype != torch.float32:
-        return False
-    traced = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
-    forward = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
-    return not (traced or forward or torch.is_autocast_enabled("cpu")) and x.layout == torch.strided
 
 
 class _Product(torch.autograd.Function):
@@ -92,17 +85,27 @@ class _Product(torch.autograd.Function):
         )
 
 
-def go_along(weight: Tensor, factors: Factors, lr: Tensor) -> None:
-    """``weight - lr a'b`` for each pair, in place.
+@cache
+def _functions() -> Any:
+    """What dense.c has, or nothing where it cannot be compiled."""
+    found = native.library(Path(__file__).with_suffix(".c"))
+    if found is not None:
+        found.isofed_add_product.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_long] * 3
+        found.isofed_add_product.restype = None
+    return found
 
-    With few rows in a and b, the weight's own memory is what takes time, and a part of it at once is faster: of 128 by
-    12,544 numbers with ten rows 1.0 ms, where the whole took 1.5 and the product and an update 1.6 (one core of an AMD
-    EPYC, caches cold).
-    """
+
+def goes_along(weight: Tensor) -> bool:
+    """Whether a weight can go along factors."""
+    fits = weight.dim() == 2 and not (weight.shape[0] % 4 or weight.shape[1] % 64)
+    return fits and weight.is_contiguous() and available() and _functions() is not None
+
+
+def go_along(weight: Tensor, factors: Factors, lr: Tensor) -> None:
+    """``weight - lr a'b`` for each pair, in place."""
     for a, b in factors:
-        rows = max(_ROWS, _PART // weight.shape[1]) if len(a) <= _FEW else len(weight)
-        for to, some in zip(weight.split(rows), (a * -lr).t().split(rows), strict=True):
-            to.addmm_(some, b)
+        a, b = (a * -lr).contiguous(), b.contiguous()
+        _functions().isofed_add_product(a.data_ptr(), b.data_ptr(), weight.data_ptr(), len(a), *weight.shape)
 
 
 def multiplied(factors: Factors) -> Tensor:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from isofed.functional import native
 from isofed.models import fused
 
 
@@ -42,6 +47,8 @@ class Dropout(nn.Module):
             return nn.functional.dropout(x, self.p, training=True)
         if self.fused and x.is_cuda and x.dim() in (2, 4):
             return fused.dropout(x, self.key, self.p)
+        if native.allowed() and _reads(x):
+            return dropped(x, int(self.key), self.p)
         kept = hashed(self.key, self._places(x)) >= least_kept(self.p)
         if x.dtype != torch.float32:  # in which the number that the others are scaled up by would be a rough one
             return x / (1 - self.p) * kept.to(x.dtype)
@@ -57,6 +64,46 @@ class Dropout(nn.Module):
         return self._kept_places
 
 
+@cache
+def _functions() -> Any:
+    """What dropout.c has, or nothing where it cannot be compiled."""
+    found = native.library(Path(__file__).with_suffix(".c"))
+    if found is not None:
+        number, long = ctypes.c_uint64, ctypes.c_long
+        found.isofed_dropout.argtypes = [ctypes.c_void_p] * 2 + [number] * 2 + [ctypes.c_float] + [long] * 3
+        found.isofed_dropout.restype = None
+    return found
+
+
+def _reads(x: Tensor) -> bool:
+    """Whether C can do it: entries lie without gaps, in the order of the axes or with channels last."""
+    dense = x.is_contiguous() or x.is_contiguous(memory_format=torch.channels_last)
+    return dense and native.reads(x) and _functions() is not None
+
+
+class _Dropped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, key: int, p: float) -> Tensor:
+        ctx.key, ctx.p = key, p
+        made = torch.empty_like(x)
+        size = (1, 1, x.numel()) if x.is_contiguous() else (len(x), x.shape[2] * x.shape[3], x.shape[1])
+        places = x.data_ptr(), made.data_ptr()
+        _functions().isofed_dropout(*places, key % 2**64, least_kept(p), 1 / (1 - p), *size)
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        return dropped(g, ctx.key, ctx.p), None, None
+
+
+def dropped(x: Tensor, key: int, p: float) -> Tensor:
+    """Entries dropped and scaled in one go; the derivative does the same with what comes back."""
+    if _reads(x):
+        made: Tensor = _Dropped.apply(x, key, p)
+        return made
+    return x * (hashed(key, places(x)) >= least_kept(p)).to(x.dtype).mul_(1 / (1 - p))
+
+
 def least_kept(p: float) -> int:
     """The smallest hash of an entry that is not dropped."""
     return math.ceil(p * _RANGE)
@@ -68,7 +115,7 @@ def places(x: Tensor) -> Tensor:
     return torch.empty_like(x, dtype=torch.int64).copy_(sequence)
 
 
-def hashed(key: Tensor, terms: Tensor) -> Tensor:
+def hashed(key: Tensor | int, terms: Tensor) -> Tensor:
     """Whole numbers below 2^24 that depend on ``key`` and their places alone.
 
     They are the highest bits of murmur's finaliser, of which its last step changes none, and so is not made.

@@ -9,15 +9,10 @@
 
 #include <string.h>
 
-#define LANES 16
+#include "native.h"
+
 #define TILES 24
 #define SOME_TIMES 8 /* so many sums are added up before they are added to all: long sums in float32 are rough ones */
-#define UNROLL _Pragma("GCC unroll 32")
-#define INLINE static inline __attribute__((always_inline))
-
-typedef float vec __attribute__((vector_size(64), aligned(4), may_alias));
-typedef int ints __attribute__((vector_size(64), aligned(4), may_alias));
-typedef unsigned char bytes __attribute__((vector_size(16), aligned(1), may_alias));
 
 typedef struct {
     long pictures, inside, outside; /* channels */
@@ -28,54 +23,9 @@ typedef struct {
     long pool;
 } Shape;
 
-INLINE vec load(const float *p) { return *(const vec *)p; }
-INLINE void store(float *p, vec v) { *(vec *)p = v; }
-INLINE vec all(float x) { return x - (vec){0}; }
-INLINE ints choose(ints mask, ints a, ints b) { return (a & mask) | (b & ~mask); }
-INLINE vec pick(ints mask, vec a, vec b) { return (vec)choose(mask, (ints)a, (ints)b); }
-
-/* Numbers of a row of a product that are held at once. */
-typedef struct { vec a; } one;
-typedef struct { vec a, b; } two;
-typedef struct { vec a, b, c, d; } four;
-
-INLINE one one_load(const float *p, long n) { (void)n; return (one){load(p)}; }
-INLINE two two_load(const float *p, long n) { return (two){load(p), load(p + n)}; }
-INLINE four four_load(const float *p, long n) { return (four){load(p), load(p + n), load(p + 2 * n), load(p + 3 * n)}; }
-INLINE void one_store(float *p, long n, one s) { (void)n; store(p, s.a); }
-INLINE void two_store(float *p, long n, two s) { store(p, s.a), store(p + n, s.b); }
-INLINE void four_store(float *p, long n, four s)
-{
-    store(p, s.a), store(p + n, s.b), store(p + 2 * n, s.c), store(p + 3 * n, s.d);
-}
-INLINE one one_plus(one s, vec x, one o) { return (one){s.a + x * o.a}; }
-INLINE two two_plus(two s, vec x, two o) { return (two){s.a + x * o.a, s.b + x * o.b}; }
-INLINE four four_plus(four s, vec x, four o)
-{
-    return (four){s.a + x * o.a, s.b + x * o.b, s.c + x * o.c, s.d + x * o.d};
-}
-
-/* c = a b, or c += a b. Each row of the result has a name of its own: compilers leave an array in memory. */
-#define ROWS_4(DO, T) DO(0, T) DO(1, T) DO(2, T) DO(3, T)
-#define ROWS_8(DO, T) ROWS_4(DO, T) DO(4, T) DO(5, T) DO(6, T) DO(7, T)
-#define BEGIN(r, T) T s##r = add ? T##_load(c + r * c_row, c_vec) : (T){0};
-#define STEP(r, T) s##r = T##_plus(s##r, all(a[r * row]), other);
-#define END(r, T) T##_store(c + r * c_row, c_vec, s##r);
-#define PRODUCT(T, ROWS)                                                                                               \
-    INLINE void product_##T(const float *a, long row, long step, long run, long block, long blocks, const float *b,    \
-                            long b_step, long b_vec, float *c, long c_row, long c_vec, int add)                        \
-    {                                                                                                                  \
-        ROWS(BEGIN, T)                                                                                                 \
-        for (long n = 0; n < blocks; n++, a += block - run * step)                                                     \
-            for (long k = 0; k < run; k++, a += step, b += b_step) {                                                   \
-                T other = T##_load(b, b_vec);                                                                          \
-                ROWS(STEP, T)                                                                                          \
-            }                                                                                                          \
-        ROWS(END, T)                                                                                                   \
-    }
-PRODUCT(four, ROWS_4)
-PRODUCT(two, ROWS_8)
-PRODUCT(one, ROWS_8)
+PRODUCT(four, 4)
+PRODUCT(two, 8)
+PRODUCT(one, 8)
 
 /* Squares times weights: [inside / 16, TILES, 16] and [inside, outside] give [outside / 16, TILES, 16]. */
 static void times(const float *a, long inside, const float *b, long outside, float *c)
@@ -85,7 +35,7 @@ static void times(const float *a, long inside, const float *b, long outside, flo
 #define SOME(T, ROWS, VECS)                                                                                            \
     for (; v + VECS <= vecs; v += VECS)                                                                                \
         for (long t = 0; t < TILES; t += ROWS)                                                                         \
-            product_##T(a + t * LANES, LANES, 1, LANES, full, inside / LANES, b + v * LANES, outside, LANES,           \
+            product_##T##_##ROWS(a + t * LANES, LANES, 1, LANES, full, inside / LANES, b + v * LANES, outside, LANES,           \
                         c + v * full + t * LANES, LANES, full, 0);
     SOME(four, 4, 4)
     SOME(two, 8, 2)
@@ -101,7 +51,7 @@ static void times_transposed(const float *a, long inside, const float *b, long o
 #define SOME(T, ROWS, VECS)                                                                                            \
     for (; v + VECS <= vecs; v += VECS)                                                                                \
         for (long r = 0; r < inside; r += ROWS)                                                                        \
-            product_##T(a + r / LANES * full + r % LANES, 1, LANES, TILES, 0, 1, b + v * full, LANES, full,            \
+            product_##T##_##ROWS(a + r / LANES * full + r % LANES, 1, LANES, TILES, 0, 1, b + v * full, LANES, full,            \
                         c + r * outside + v * LANES, outside, LANES, add);
     SOME(four, 4, 4)
     SOME(two, 8, 2)

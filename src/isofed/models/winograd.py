@@ -21,7 +21,6 @@ from torch.nn import functional as F
 from torch.nn.grad import conv2d_input, conv2d_weight
 
 from isofed.functional import native
-from isofed.models import dense
 
 _LANES, _TILES = 16, 24  # of winograd.c: channels, and squares, that are done at once
 _PICTURES = ("pictures", "inside", "outside", "rows", "columns", "above", "beside")
@@ -65,7 +64,7 @@ class Convolution(nn.Conv2d):
         return made
 
     def forward(self, input: Tensor) -> Tensor:
-        if all(_is_plain(t) for t in (input, self.weight, self.bias) if t is not None) and self._pays(input):
+        if all(native.reads(t) for t in (input, self.weight, self.bias) if t is not None) and self._pays(input):
             return convolution(input, self.weight, self.bias, self.zeros, self.pool)
         return self.behind(super().forward(input))
 
@@ -89,12 +88,6 @@ def fits(layer: nn.Conv2d) -> bool:
     """Whether a layer is a convolution of this kind."""
     same = (layer.kernel_size, layer.stride, layer.dilation) == ((3, 3), (1, 1), (1, 1))
     return same and layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
-
-
-def _is_plain(x: Tensor) -> bool:
-    """Whether C can read a tensor, and nobody wants to see or change what PyTorch does with it."""
-    seen = torch._C._len_torch_function_stack() > 0 or torch._C._len_torch_dispatch_stack() > 0
-    return not seen and dense._is_plain(x) and not x.is_neg()
 
 
 @dataclass(frozen=True)
@@ -211,7 +204,7 @@ class _Convolution(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         (x, weight, bias, which), cut, wanted = ctx.saved_tensors, ctx.cut, ctx.needs_input_grad
-        if torch.is_grad_enabled() or not _is_plain(g):
+        if torch.is_grad_enabled() or not native.reads(g):
             return *_backward_by_pytorch(g, (x, weight, bias), cut, wanted), None
         dx, dweight, dbias = _backward(g, x, weight, which, cut, wanted)
         return dx, dweight, dbias if wanted[2] else None, None

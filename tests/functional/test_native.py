@@ -1,0 +1,111 @@
+"""C files are compiled once, kept, and done without where that cannot be."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+
+import pytest
+
+from isofed.functional import native
+
+here = pytest.mark.skipif(native.compiler() is None, reason="there is no C compiler")
+TEXT = '#include "native.h"\nint seven(void) { return 7; }\ndouble three(double x) { return x * x + x; }\n'
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ISOFED_CACHE", str(tmp_path / "cache"))
+    native.library.cache_clear()
+    file = tmp_path / "some.c"
+    file.write_text(TEXT)
+    return file
+
+
+def made(tmp_path: Path) -> list[Path]:
+    return sorted((tmp_path / "cache/native").iterdir())
+
+
+@here
+def test_a_file_is_compiled_once_and_again_when_it_has_changed(source: Path, tmp_path: Path) -> None:
+    found = native.library(source)
+    assert found is not None and found.seven() == 7
+    (first,) = made(tmp_path)
+    before = first.stat().st_mtime_ns
+    native.library.cache_clear()
+    assert native.library(source) is not None and made(tmp_path) == [first] and first.stat().st_mtime_ns == before
+    source.write_text(TEXT.replace("return 7", "return 8"))
+    native.library.cache_clear()
+    found = native.library(source)
+    assert found is not None and found.seven() == 8 and len(made(tmp_path)) == 2
+
+
+@here
+def test_flags_make_another_one(source: Path, tmp_path: Path) -> None:
+    x, answers = 1 + 2.0**-30, []
+    for flag in ("-ffp-contract=off", "-O0"):
+        found = native.library(source, flag)
+        assert found is not None
+        found.three.argtypes, found.three.restype = [ctypes.c_double], ctypes.c_double
+        answers.append(found.three(x))
+    assert answers[0] == x * x + x and len(made(tmp_path)) == 2  # as Python rounds
+
+
+@here
+def test_nothing_is_kept_where_nothing_shall_or_can_be(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    for folder in ("off", str(file)):
+        monkeypatch.setenv("ISOFED_CACHE", folder)
+        native.library.cache_clear()
+        found = native.library(source)
+        assert found is not None and found.seven() == 7
+    assert not (tmp_path / "cache").exists()
+
+
+@here
+@pytest.mark.parametrize("user", [None, 12345])
+def test_what_is_damaged_or_somebody_elses_is_made_again(
+    user: int | None, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    native.library(source)
+    (kept,) = made(tmp_path)
+    other = tmp_path / "other/native" / kept.name  # a process loads a file of one name only once
+    other.parent.mkdir(parents=True)
+    other.write_bytes(b"not a library" if user is None else kept.read_bytes())
+    before = other.stat().st_ino
+    if user is not None:
+        monkeypatch.setattr(os, "getuid", lambda: user)
+    monkeypatch.setenv("ISOFED_CACHE", str(tmp_path / "other"))
+    native.library.cache_clear()
+    found = native.library(source)
+    assert found is not None and found.seven() == 7 and other.stat().st_ino != before
+
+
+@here
+def test_what_cannot_be_compiled_is_done_without(source: Path, caplog: pytest.LogCaptureFixture) -> None:
+    source.write_text("int seven(void) { return")
+    with caplog.at_level("INFO"):
+        assert native.library(source) is None
+    assert "some.c is not compiled, and PyTorch's own functions are used" in caplog.text
+    assert native.library(source.with_name("missing.c")) is None
+
+
+def test_a_machine_without_a_compiler_does_without(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(source.parent))
+    monkeypatch.delenv("CC", raising=False)
+    assert native.compiler() is None and native.library(source) is None
+
+
+@here
+def test_the_compiler_can_be_chosen(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = source.with_name("mine")
+    mine.write_text(f'#!/bin/sh\nexec {native.compiler()} -DMINE "$@"\n')
+    mine.chmod(0o755)
+    source.write_text("#ifdef MINE\nint seven(void) { return 70; }\n#endif\n")
+    monkeypatch.setenv("CC", str(mine))
+    found = native.library(source)
+    assert found is not None and found.seven() == 70
