@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from isofed.engine.choose import available_cores
+from isofed.models import winograd
 
 FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
 Main = Callable[..., str]
@@ -47,7 +48,7 @@ def test_a_gpu_that_is_not_there_is_said_in_one_sentence(script: str, run: Main)
 
 @pytest.mark.parametrize(
     "script", ["augment", "clients", "convolutions", "data", "diagnostics", "hessian", "kernels", "limits", "methods",
-               "operations", "overhead", "precision", "refit", "robust", "steps", "sums"]
+               "operations", "overhead", "precision", "refit", "robust", "squares", "steps", "sums"]
 )  # fmt: skip
 def test_a_file_that_cannot_be_written_is_found_before_the_work(script: str, run: Main, tmp_path: Path) -> None:
     said = run(f"{script}.py", "--json", str(tmp_path / "nowhere" / "found.json"))
@@ -104,6 +105,17 @@ def test_exact_sums_are_timed_in_turns(run: Main, tmp_path: Path) -> None:
     times = json.loads(file.read_text())["seconds"]
     assert {name: len(found) for name, found in times.items()} == {"exact, largest known": 2, "exact": 2, "float64": 2}
     assert "1,000 numbers, 50 updates" in out and min(min(found) for found in times.values()) > 0
+
+
+@pytest.mark.skipif(not winograd.available(), reason="this processor has no AVX-512, or there is no C compiler")
+def test_convolutions_on_a_processor_are_timed_in_turns(run: Main, tmp_path: Path) -> None:
+    file = tmp_path / "found.json"
+    words = ["--channels", "16x16,16x32", "--sides", "4,8", "--batches", "4", "--repeats", "2", "--json", str(file)]
+    out = run("squares.py", *words)
+    found = json.loads(file.read_text())["milliseconds"]
+    assert [f["layer"] for f in found] == [[4, 16, 16, 4], [4, 16, 16, 8], [4, 16, 32, 4], [4, 16, 32, 8]]
+    assert all(len(f[way]) == 2 and min(f[way]) > 0 for f in found for way in ("theirs", "ours"))
+    assert [line.endswith("*") for line in out.splitlines()[1:5]] == [False, True, False, True]
 
 
 def test_precisions_are_compared_seed_by_seed(run: Main, tmp_path: Path) -> None:
