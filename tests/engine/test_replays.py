@@ -25,6 +25,7 @@ from tests.engine.test_slots import CPU, assert_same, two_rounds, world
 @pytest.fixture(autouse=True)
 def replaying(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(module, "Lane", Replaying)
+    monkeypatch.setenv("ISOFED_FUSED", "0")  # what records sees PyTorch's operations alone, and gets these
     with one_thread(CPU):
         yield
 
