@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import os
 import tempfile
 import threading
 import weakref
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -38,6 +39,8 @@ Slots = npt.NDArray[np.int64]
 
 HOT = 1 << 30  # bytes of states held in memory at most, however many a round has
 _ALIGN, _PAGE = 64, 4096
+_BATCH = 8 << 20  # bytes of states that are written together, beside the training: room comes in pieces of that size
+_PIECES = 1000  # that one call writes: systems take 1024
 _NOBODY, _NOTHING = -1, -2  # in place of a slot: a client not visited yet, and one that has nothing to remember
 _OFFSET, _ROOM, _LENGTH, _SUM = range(4)  # the columns of the table of slots; a sum of -1: not on file yet
 _DTYPES = {str(d).removeprefix("torch."): d for d in vars(torch).values() if isinstance(d, torch.dtype)}
@@ -142,6 +145,8 @@ class _Store:
     """The states that all moments of a run share: the newest in memory, the others in the slots of a file."""
 
     def __init__(self, path: Path | None, device: torch.device) -> None:
+        if path is not None:
+            _settle()
         self.path, self.device = path, device
         self.views: list[weakref.ref[Remembered]] = []
         self.kept: list[Slots] = []  # the slots of the last two checkpoints,
@@ -150,6 +155,7 @@ class _Store:
         self._hot: dict[int, Tensors] = {}  # by slot, in the order in which they came
         self._held = 0  # bytes of them
         self._unsaved: dict[int, int] = {}  # those that are not on file, with their bytes, the oldest first
+        self._waiting = 0  # bytes of these
         self._most = 0  # bytes that a round has brought
         self._table = np.zeros((64, 4), np.int64)
         self._count = 0  # of its rows
@@ -157,8 +163,9 @@ class _Store:
         self._file: int | None = None
         self._synced = True
         self._spills = False  # whether memory was ever too small: only then is it worth writing ahead
-        self._writing = False  # whether somebody does
-        self._lock = threading.Lock()
+        self._asked = False  # whether somebody is to do that
+        self._moving: list[int] = []  # the slots that are being written ahead, without the lock
+        self._lock = threading.Condition(threading.Lock())  # whoever waits here waits for these
 
     def take_up(self, table: Slots, kept: list[Slots]) -> None:
         """Go on with the file and the table of a checkpoint."""
@@ -185,7 +192,8 @@ class _Store:
             self._hot = {slot: state for slot, state in self._hot.items() if used[slot]}
             self._held = sum(map(_size, self._hot.values()))
             self._unsaved = {slot: size for slot, size in self._unsaved.items() if slot in self._hot}
-            for slots in (*self.kept, *self.unsure):
+            self._waiting, self._asked = sum(self._unsaved.values()), False
+            for slots in (*self.kept, *self.unsure, np.array(self._moving, np.int64)):
                 used[slots] = True
             self._free = {}
             for slot in np.flatnonzero(~used)[::-1].tolist():  # so that the first are taken first
@@ -197,15 +205,19 @@ class _Store:
             slot, size = self._reserve(_length(state)), _size(state)
             self._hot[slot], self._unsaved[slot] = state, size
             self._held += size
+            self._waiting += size
             self._most = max(self._most, brought)
             while self._held > self._room and self._hot:
                 oldest = next(iter(self._hot))
-                self._write(oldest)
+                while oldest in self._moving:
+                    self._lock.wait()
+                if self._table[oldest, _SUM] < 0:
+                    self._write([oldest])
                 self._held -= _size(self._hot.pop(oldest))
                 self._spills = True
             # Not for each state: waking the writer costs the training more than the writing does.
-            if self._spills and not self._writing and self._waiting > 0.75 * self._room:
-                self._writing = True
+            if self._spills and not self._asked and self._waiting > 0.75 * self._room:
+                self._asked = True
                 _writer().submit(_write_ahead, weakref.ref(self))
         return slot
 
@@ -214,19 +226,27 @@ class _Store:
         """Bytes that may be held: twice a round, what its clients remember from before and what they bring back."""
         return min(HOT, 2 * self._most)
 
-    @property
-    def _waiting(self) -> int:
-        return sum(self._unsaved.values())
+    def write_some(self) -> bool:
+        """Put the oldest states on file that will have to leave the memory soon; whether there were any.
 
-    def write_one(self) -> bool:
-        """Put the oldest state on file that will have to leave the memory soon; whether there was one."""
+        Only the writer may call it. It has the lock before and after, but not while it writes, or the training would
+        wait for the disk. Meanwhile nobody else writes to these slots, and none of them is free.
+        """
         with self._lock:
-            if self._waiting > 0.5 * self._room:
-                with suppress(RunError):  # whoever needs the room meets the same error, and can raise it
-                    self._write(next(iter(self._unsaved)))
-                    return True
-            self._writing = False
-            return False
+            late = self._waiting - self._room // 2  # a round's states may stay: some will be replaced
+            moving = self._moving = self._batch(self._unsaved, late)
+            places, states = self._table[moving], [self._hot[slot] for slot in moving]
+        sums: list[int] = []
+        try:
+            if moving and self._file is not None:
+                with suppress(OSError):  # whoever needs the room meets the same error, and can raise it
+                    sums = _put(self._file, places, states)
+        finally:
+            with self._lock:
+                self._written(moving[: len(sums)], sums)
+                self._asked, self._moving = bool(sums), []
+                self._lock.notify_all()
+        return bool(sums)
 
     def read(self, slot: int, client: int) -> Tensors:
         """The state in a slot."""
@@ -259,8 +279,12 @@ class _Store:
     def flush(self, slots: Slots) -> Slots:
         """Put what is only in memory on file, for good, and give the table."""
         with self._lock:
-            for slot in sorted(self._hot.keys() & set(slots.tolist())):
-                self._write(slot)
+            while self._moving:
+                self._lock.wait()
+            new = [s for s in sorted(self._hot.keys() & set(slots.tolist())) if self._table[s, _SUM] < 0]
+            while batch := self._batch(new):
+                self._write(batch)
+                del new[: len(batch)]
             if self._file is not None and not self._synced:
                 try:
                     os.fsync(self._file)  # its name lasts with that of the checkpoint, in the same folder
@@ -286,23 +310,32 @@ class _Store:
         self._count += 1
         return slot
 
-    def _write(self, slot: int) -> None:
-        """Copy a state from memory to its slot, unless it is there."""
-        offset, _, _, checksum = self._table[slot].tolist()
-        if checksum >= 0:
-            return
-        checksum, self._synced = 0, False
+    def _batch(self, slots: Iterable[int], most: float = math.inf) -> list[int]:
+        """The first of some slots, so many that their states have these bytes, or are enough to be written at once."""
+        chosen: list[int] = []
+        size = 0
+        for slot in slots:
+            if size >= min(most, _BATCH):
+                break
+            chosen.append(slot)
+            size += _size(self._hot[slot])
+        return sorted(chosen)
+
+    def _write(self, slots: list[int]) -> None:
+        """Copy states from memory to their slots; whoever needs the lock waits."""
         try:
             file = self._open(os.O_RDWR | os.O_CREAT | os.O_TRUNC)  # what is there already belongs to no checkpoint
-            for piece in _pieces(self._hot[slot]):
-                checksum = zlib.crc32(piece, checksum)
-                while piece:
-                    done = os.pwrite(file, piece, offset)
-                    piece, offset = piece[done:], offset + done
+            sums = _put(file, self._table[slots], [self._hot[slot] for slot in slots])
         except OSError as error:
             raise write_error(Path(self._name), error) from error
-        self._table[slot, _SUM] = checksum
-        self._unsaved.pop(slot, None)
+        self._written(slots, sums)
+
+    def _written(self, slots: list[int], sums: list[int]) -> None:
+        """The states of these slots are on file, but not yet for good."""
+        self._synced = self._synced and not slots
+        self._table[slots, _SUM] = sums
+        for slot in slots:
+            self._waiting -= self._unsaved.pop(slot, 0)
 
     @property
     def _name(self) -> str:
@@ -328,8 +361,58 @@ def _writer() -> ThreadPoolExecutor:
 
 
 def _write_ahead(store: weakref.ref[_Store]) -> None:
-    while (here := store()) is not None and here.write_one():
+    while (here := store()) is not None and here.write_some():
         del here  # a run that is over need not wait
+
+
+def _settle() -> None:
+    """Wait for what the writer is at: another store, that is over, may have the same file, and its slots are free."""
+    if _writer.cache_info().currsize:
+        _writer().submit(lambda: None).result()
+
+
+def _put(file: int, places: Slots, states: Sequence[Tensors]) -> list[int]:
+    """Write states to their places, rows of a table in its order, and give their checksums.
+
+    Neighbours go in one call: after each call this thread has to get the interpreter back from the training.
+    """
+    sums, run, start, end, after = list[int](), list[memoryview](), 0, 0, -1
+    for (offset, room, length, _), state in zip(places.tolist(), _on_host(states), strict=True):
+        if offset == after:
+            run.append(memoryview(bytes(offset - end)))
+        else:
+            _write_all(file, run, start)
+            run, start = [], offset
+        pieces = list(_pieces(state))
+        checksum = 0
+        for piece in pieces:
+            checksum = zlib.crc32(piece, checksum)
+        sums.append(checksum)
+        run += pieces
+        end, after = offset + length, offset + room
+    _write_all(file, run, start)
+    return sums
+
+
+def _write_all(file: int, pieces: list[memoryview], offset: int) -> None:
+    while pieces:
+        done = os.pwritev(file, pieces[:_PIECES], offset)
+        offset += done
+        while pieces and done >= len(pieces[0]):
+            done -= len(pieces.pop(0))
+        if done:
+            pieces[0] = pieces[0][done:]
+
+
+def _on_host(states: Sequence[Tensors]) -> Sequence[Tensors]:
+    """The same in the host's memory; a GPU copies all of it before it is waited for."""
+    devices = {value.device for state in states for value in state.values() if value.is_cuda}
+    if not devices:
+        return states
+    copies = [{name: value.to("cpu", non_blocking=True) for name, value in state.items()} for state in states]
+    for device in devices:
+        torch.cuda.current_stream(device).synchronize()
+    return copies
 
 
 def _size(state: Tensors) -> int:

@@ -125,15 +125,15 @@ def test_a_full_disk_is_one_sentence_and_loses_nothing(
     whole.fit()
     run = small(**settings, out=tmp_path / "run" if out else None)
     monkeypatch.setattr(store, "HOT", 5000)
-    real, left = os.pwrite, [12]
+    real, left = os.pwritev, [12]
 
     def full(file: int, data: Any, offset: int) -> int:
         left[0] -= 1
         if left[0] < 0:
             raise OSError(errno.ENOSPC, "No space left on device")
-        return real(file, data[:1000], offset)  # and it takes a little at a time
+        return real(file, [data[0][:1000]], offset)  # and it takes a little at a time
 
-    monkeypatch.setattr(os, "pwrite", full)
+    monkeypatch.setattr(os, "pwritev", full)
     with pytest.raises(RunError) as error:
         run.fit()
     assert str(error.value).endswith("the disk or the quota is full; nothing already written is lost")

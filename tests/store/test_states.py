@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,7 @@ STATES: dict[str, Tensors] = {
         "spread": torch.ones(1, 3).expand(5, 3),
         "one, far apart": torch.as_strided(torch.arange(4.0), (1,), (3,)),
     },
+    "many": {str(n): torch.full((n % 3,), n) for n in range(700)},
     "odd numbers": {"n": torch.tensor([float("nan"), float("inf"), -0.0, 1e-45])},
     "names": {"": torch.ones(1), "a/b": torch.ones(1), "größe, \"'\n": torch.ones(1), "isofed.home": torch.ones(3)},
 }
@@ -183,28 +186,155 @@ def test_any_order_of_events(events: list[Any], hot: int, tmp_path_factory: Any,
 
 
 def test_what_must_leave_memory_is_written_beside_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    writers: list[str] = []
-    write = os.pwrite
+    written, write = Counter[str](), os.pwritev
 
     def noted(*arguments: Any) -> int:
-        writers.append(threading.current_thread().name)
-        return write(*arguments)
+        done = write(*arguments)
+        written[threading.current_thread().name] += done
+        return done
 
-    monkeypatch.setattr(os, "pwrite", noted)
+    monkeypatch.setattr(os, "pwritev", noted)
     now = Remembered.nothing(1000)
     for number in range(20):
         now = after(now, {10 * number + n: vector(*range(number, number + 1000)) for n in range(10)})
         store._writer().submit(lambda: None).result()  # the time that a round would take
     assert all(same(now[10 * n + 3], vector(*range(n, n + 1000))) for n in range(20))
     here = threading.current_thread().name
-    assert sum(name != here for name in writers) > 5 * sum(name == here for name in writers) > 0
+    assert written.total() - written[here] > 5 * written[here] > 0
+
+
+class Held:
+    """From :meth:`hold` to :meth:`let_go` whatever is written beside the training waits."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.waiting, self._go, self._write = threading.Event(), threading.Event(), os.pwritev
+        self._go.set()
+        self.hold, self.let_go = self._go.clear, self._go.set
+        monkeypatch.setattr(os, "pwritev", self._wait_and_write)
+
+    def _wait_and_write(self, *arguments: Any) -> int:
+        if threading.current_thread().name.startswith("isofed-store") and not self._go.is_set():
+            self.waiting.set()
+            assert self._go.wait(60)
+        return self._write(*arguments)
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
+    made = Held(monkeypatch)
+    yield made
+    made.let_go()
+    store._writer().submit(lambda: None).result()
+
+
+def rounds(now: Remembered, numbers: range, of: int = 10) -> Remembered:
+    """Rounds of ten clients at most, of whom none comes twice."""
+    for number in numbers:
+        now = after(now, {10 * number + n: vector(*range(number, number + 1000)) for n in range(of)})
+    return now
+
+
+def right(now: Remembered, clients: range) -> bool:
+    return all(same(now[c], vector(*range(c // 10, c // 10 + 1000))) for c in clients)
+
+
+def four_rounds(path: Path, held: Held) -> Remembered:
+    """All on file, and from now on the writer is held: when 16 states wait for it, it takes the first six or more."""
+    now = rounds(Remembered.nothing(100, path), range(4))
+    with now.saving():
+        held.hold()
+    return now
+
+
+def test_the_training_need_not_wait_for_what_is_being_written(held: Held, tmp_path: Path) -> None:
+    now = rounds(rounds(four_rounds(tmp_path / "states", held), range(4, 5)), range(5, 6), of=9)
+    assert held.waiting.wait(60)
+    now = rounds(now, range(6, 7), of=1)
+    assert right(now, range(59)) and right(now, range(60, 61))  # those in memory, and those on file
+    assert now._store._moving
+    held.let_go()
+    now = rounds(now, range(7, 10))
+    assert right(now, range(59)) and right(now, range(70, 100))
+
+
+def test_a_slot_that_is_being_written_is_not_given_away(held: Held, tmp_path: Path) -> None:
+    now = four_rounds(tmp_path / "states", held)
+    following = rounds(rounds(now, range(4, 5)), range(5, 6), of=9)
+    assert held.waiting.wait(60)
+    moving = set(now._store._moving)
+    assert len(moving) >= 6 and moving <= set(following._slots[40:50].tolist())
+    del following  # a round that is broken off: nobody needs these slots any more
+    now = rounds(now, range(6, 7))
+    assert not moving & set(now._slots.tolist())
+    held.let_go()
+    with now.saving() as index:
+        again = Remembered.restored(index, 100, tmp_path / "states")
+    assert right(again, range(40)) and right(again, range(60, 70))
+    assert moving & set(rounds(now, range(7, 9))._slots.tolist())  # and then it is
+
+
+def test_a_checkpoint_waits_for_what_is_being_written(held: Held, tmp_path: Path) -> None:
+    now = rounds(rounds(four_rounds(tmp_path / "states", held), range(4, 5)), range(5, 6), of=9)
+    assert held.waiting.wait(60)
+    saved: list[Tensors] = []
+
+    def save() -> None:
+        with now.saving() as index:
+            saved.append(index)
+
+    saver = threading.Thread(target=save)
+    saver.start()
+    saver.join(0.2)
+    assert not saved
+    held.let_go()
+    saver.join(60)
+    assert right(Remembered.restored(saved[0], 100, tmp_path / "states"), range(59))
+
+
+def test_who_goes_on_with_the_file_waits_for_what_is_being_written(held: Held, tmp_path: Path) -> None:
+    now = rounds(rounds(four_rounds(tmp_path / "states", held), range(4, 5)), range(5, 6), of=9)
+    assert held.waiting.wait(60)
+    made: list[Remembered] = []
+    maker = threading.Thread(target=lambda: made.append(Remembered.nothing(100, tmp_path / "states")))
+    maker.start()
+    maker.join(0.2)
+    assert not made and right(now, range(59))
+    held.let_go()
+    maker.join(60)
+    assert len(made) == 1 and not now._store._moving
+
+
+def test_neighbours_are_written_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, write = list[int](), os.pwritev
+
+    def noted(*arguments: Any) -> int:
+        calls.append(write(*arguments))
+        return calls[-1]
+
+    monkeypatch.setattr(os, "pwritev", noted)
+    now = after(Remembered.nothing(9, tmp_path / "states"), {n: vector(*range(n, n + 2000)) for n in range(9)})
+    with now.saving() as index:
+        pass
+    assert len(calls) == 1
+    again = Remembered.restored(index, 9, tmp_path / "states")
+    assert all(same(again[n], vector(*range(n, n + 2000))) for n in range(9))
+    now = after(after(now, {n: vector(-n) for n in (2, 5, 6)}), {8: vector(8)})
+    with now.saving():
+        pass
+    with now.saving():
+        pass  # so that what the first checkpoint had is free
+    calls.clear()
+    now = after(now, {n: vector(*range(2000)) for n in range(9)})
+    with now.saving():
+        pass
+    assert 1 < len(calls) < 9
 
 
 def test_a_federation_that_fits_writes_nothing_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> int:
         raise AssertionError("nothing has to leave memory here")
 
-    monkeypatch.setattr(os, "pwrite", refuse)
+    monkeypatch.setattr(os, "pwritev", refuse)
     now = Remembered.nothing(10)
     for number in range(20):
         now = after(now, {n: vector(*range(number, number + 1000)) for n in range(10)})
