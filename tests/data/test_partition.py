@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from isofed.data import Part, partition
 from isofed.data.dirichlet import Dirichlet
 from isofed.data.partition import Pathological, counts, split
+from isofed.data.splitting import even
 from isofed.errors import UserError
 
 Index = npt.NDArray[np.int64]
@@ -55,6 +56,8 @@ def test_iid_sizes_differ_by_at_most_one(count: int, clients: int, seed: int) ->
     assert_cover(parts, count)
     assert len(parts) == clients
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
+    chunks = np.array_split(np.arange(count), clients)
+    assert all(np.array_equal(a, b) for a, b in zip(even(np.arange(count), clients), chunks, strict=True))
 
 
 def test_ten_clients_unless_told_otherwise() -> None:
