@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from heapq import nsmallest
 
 import numpy as np
 import torch
@@ -60,7 +61,7 @@ class Slots:
         self._steps = {n: steps_of(n, world.settings) for n in self._clients}
         self._sizes = {n: batch_sizes(n, world.settings) for n in self._clients}
         # Whose visit is tried first: the longest, so that no plan of a later one needs more room.
-        self._probes = sorted(range(len(samples)), key=lambda c: (-self._steps[samples[c]], -samples[c], c))[:PROBES]
+        self._probes = nsmallest(PROBES, range(len(samples)), lambda c: (-self._steps[samples[c]], -samples[c], c))
         self.slots: list[Slot] = []
         self._ready = False
         self._size = 0  # of the steps to measure with

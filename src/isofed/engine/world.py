@@ -120,9 +120,9 @@ class World:
                 return np.flatnonzero(data.domains.cpu().numpy() == held[0])
         return np.arange(len(data))
 
-    @property
+    @cached_property
     def samples(self) -> int:
-        """Training samples that belong to a client."""
+        """Training samples that belong to a client; each replica asks, and there may be very many clients."""
         return sum(len(c) for c in self.clients)
 
     def weight(self, client: int) -> float:
