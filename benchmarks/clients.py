@@ -8,7 +8,7 @@ read back, and their mean is compared with the server's own, which is the same s
 
     python benchmarks/clients.py                       the table
     python benchmarks/clients.py --repeats 5 --json clients.json
-    python benchmarks/clients.py --device cuda
+    python benchmarks/clients.py --device cuda --executor slots --slots 8
 """
 
 from __future__ import annotations
@@ -130,6 +130,7 @@ def main() -> None:
     parser.add_argument("--device", type=record.device, default="cuda" if torch.cuda.is_available() else "cpu")
     most = SAMPLES // OWN
     parser.add_argument("--executor", default="serial", help="peak MiB is that of the main process")
+    parser.add_argument("--slots", default="auto", help="with --executor slots; as many in both, for their memory")
     parser.add_argument("--clients", type=int, default=most, help=f"of the large federation, {most:,} at most")
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--steps", type=int, default=20, help="of each client in a round")
@@ -147,6 +148,7 @@ def main() -> None:
         "data": f"synthetic:samples={SAMPLES},test=1000",
         "device": arguments.device,
         "executor": arguments.executor,
+        "slots": arguments.slots,
         "rounds": rounds,
         "evaluate_every": rounds,
         "local_steps": arguments.steps,
