@@ -40,7 +40,8 @@ Slots = npt.NDArray[np.int64]
 HOT = 1 << 30  # bytes of states held in memory at most, however many a round has
 _ALIGN, _PAGE = 64, 4096
 _BATCH = 8 << 20  # bytes of states that are written together, beside the training: room comes in pieces of that size
-_PIECES = 1000  # that one call writes: systems take 1024
+_CALL = 1 << 20  # bytes that one call writes: Linux can take several times as long over larger ones
+_PIECES = 1000  # and pieces: systems take 1024
 _NOBODY, _NOTHING = -1, -2  # in place of a slot: a client not visited yet, and one that has nothing to remember
 _OFFSET, _ROOM, _LENGTH, _SUM = range(4)  # the columns of the table of slots; a sum of -1: not on file yet
 _DTYPES = {str(d).removeprefix("torch."): d for d in vars(torch).values() if isinstance(d, torch.dtype)}
@@ -396,12 +397,23 @@ def _put(file: int, places: Slots, states: Sequence[Tensors]) -> list[int]:
 
 def _write_all(file: int, pieces: list[memoryview], offset: int) -> None:
     while pieces:
-        done = os.pwritev(file, pieces[:_PIECES], offset)
+        done = os.pwritev(file, _first(pieces), offset)
         offset += done
         while pieces and done >= len(pieces[0]):
             done -= len(pieces.pop(0))
         if done:
             pieces[0] = pieces[0][done:]
+
+
+def _first(pieces: list[memoryview]) -> list[memoryview]:
+    """What one call writes."""
+    some, room = list[memoryview](), _CALL
+    for piece in pieces[:_PIECES]:
+        some.append(piece[:room])
+        room -= len(some[-1])
+        if not room:
+            break
+    return some
 
 
 def _on_host(states: Sequence[Tensors]) -> Sequence[Tensors]:

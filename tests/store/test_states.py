@@ -328,6 +328,13 @@ def test_neighbours_are_written_together(tmp_path: Path, monkeypatch: pytest.Mon
     with now.saving():
         pass
     assert 1 < len(calls) < 9
+    monkeypatch.setattr(store, "_CALL", 5000)  # less than a state has
+    calls.clear()
+    now = after(now, {n: vector(*range(n, n + 2000)) for n in range(9)})
+    with now.saving() as index:
+        again = Remembered.restored(index, 9, tmp_path / "states")
+    assert len(calls) > 9 and max(calls) == 5000
+    assert all(same(again[n], vector(*range(n, n + 2000))) for n in range(9))
 
 
 def test_a_federation_that_fits_writes_nothing_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
