@@ -28,7 +28,7 @@ SMALL: dict[str, Any] = {
     "method",
     [*names(), "scaffold:option=1", "fedprox+fednova+fedavgm", "feddyn:scale_alpha=true", "mixup+spherefed+fedsam"],
 )
-def test_a_federation_on_the_gpu(method: str, tmp_path: Any) -> None:
+def test_a_federation_on_the_gpu(method: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     if method == "gaussian":
         accountant = pytest.importorskip("dp_accounting")
         if not hasattr(accountant, "get_epsilon_gaussian"):
@@ -38,6 +38,9 @@ def test_a_federation_on_the_gpu(method: str, tmp_path: Any) -> None:
     if "statistics" in parse(method).guards:
         settings["norm"] = "group:2"
     one, two = (Federation(**settings, device="cuda", out=tmp_path / n).fit() for n in ("one", "two"))
+    # 1e-6 of a convolution's result decide on which side of zero some number is, and twenty layers and two rounds later
+    # that is 2 % of the update; PyTorch's own on a processor are nearer to what a GPU computes.
+    monkeypatch.setenv("ISOFED_FUSED", "0")
     host = Federation(**settings, device="cpu").fit()
     assert all(torch.equal(one.weights[k], two.weights[k]) for k in one.weights)
     start = Federation(**settings).world.network().state_dict()
