@@ -113,6 +113,37 @@ def test_maxima_are_those_of_float64(n: int, inside: int, outside: int, high: in
     assert all(error(f, t) < 5e-3 for f, t in zip(found, truth, strict=True))
 
 
+def amid_nans(x: Tensor) -> Tensor:
+    """The same numbers, with NaN before and behind them in memory."""
+    room = torch.full((x.numel() + 512,), float("nan"))
+    flat = x.permute(0, 2, 3, 1).reshape(-1) if x.dim() == 4 else x
+    room[256:-256] = flat
+    here = room[256:-256]
+    return here.view(len(x), *x.shape[2:], x.shape[1]).permute(0, 3, 1, 2) if x.dim() == 4 else here
+
+
+@here
+@pytest.mark.parametrize("pool", [False, True])
+def test_nothing_is_read_that_is_not_given_whatever_the_sizes(pool: bool) -> None:
+    draws = torch.Generator().manual_seed(3)
+
+    def number(low: int, high: int) -> int:
+        return int(torch.randint(low, high + 1, (), generator=draws))
+
+    for _ in range(40):
+        padding = number(0, 2)
+        size = number(1, 9), 16 * number(1, 7), number(4, 17), number(4, 17)
+        x, weight, bias = torch.randn(size), torch.randn(16 * number(1, 7), size[1], 3, 3), torch.randn(200)
+        given = [amid_nans(t).requires_grad_() for t in (x, weight, bias[: len(weight)])]
+        y = convolution(given[0], given[1], given[2], (padding, padding), pool)
+        wanted, leaves = exact(given, padding, pool)
+        g = amid_nans(torch.randn(y.shape))
+        found = torch.autograd.grad(y, given, g)
+        truth = torch.autograd.grad(wanted, leaves, g.double())
+        assert error(y, wanted) < NEAR
+        assert all(error(f, t) < (2e-2 if pool else NEAR) for f, t in zip(found, truth, strict=True))
+
+
 def test_of_equal_numbers_the_first_is_the_largest_as_in_pytorch() -> None:
     x, weight, bias = pictures(2, 16, 9, 8).mul_(0).requires_grad_(), torch.ones(16, 16, 3, 3), torch.ones(16)
     y = convolution(x, weight, bias, (1, 1), pool=True)
