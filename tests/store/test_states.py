@@ -186,14 +186,19 @@ def test_any_order_of_events(events: list[Any], hot: int, tmp_path_factory: Any,
 
 
 def test_what_must_leave_memory_is_written_beside_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    written, write = Counter[str](), os.pwritev
+    written, write, told = Counter[str](), os.pwritev, Counter[str]()
 
     def noted(*arguments: Any) -> int:
         done = write(*arguments)
         written[threading.current_thread().name] += done
         return done
 
+    def advised(file: int, start: int, length: int, advice: int) -> None:
+        assert advice == os.POSIX_FADV_DONTNEED and 0 <= start < start + length <= os.fstat(file).st_size + store._PAGE
+        told[threading.current_thread().name] += length
+
     monkeypatch.setattr(os, "pwritev", noted)
+    monkeypatch.setattr(os, "posix_fadvise", advised)
     now = Remembered.nothing(1000)
     for number in range(20):
         now = after(now, {10 * number + n: vector(*range(number, number + 1000)) for n in range(10)})
@@ -201,6 +206,7 @@ def test_what_must_leave_memory_is_written_beside_the_training(monkeypatch: pyte
     assert all(same(now[10 * n + 3], vector(*range(n, n + 1000))) for n in range(20))
     here = threading.current_thread().name
     assert written.total() - written[here] > 5 * written[here] > 0
+    assert not told[here] and told.total() >= written.total() - written[here]  # the system may bring it to the disk
 
 
 class Held:
