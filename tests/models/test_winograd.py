@@ -23,7 +23,9 @@ from isofed.models.quick import quicken
 from isofed.models.winograd import Convolution, convolution
 from tests.engine.plain import small
 
-here = pytest.mark.skipif(not winograd.available(), reason="this processor has no AVX-512, or there is no C compiler")
+pytestmark = pytest.mark.skipif(
+    not winograd.available(), reason="this processor has no AVX-512, or there is no C compiler"
+)
 
 # Sums of products in float32 are wrong by about 1e-7 times the root of their number. Transforms enlarge that about four
 # times (PyTorch's own convolution of 64 channels is 3e-7 away, this one 1.2e-6); what is far above would be a mistake.
@@ -78,7 +80,6 @@ SHAPES = [
 ]
 
 
-@here
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(("n", "inside", "outside", "high", "wide", "padding"), SHAPES)
 def test_values_and_gradients_are_those_of_float64(
@@ -122,7 +123,6 @@ def amid_nans(x: Tensor) -> Tensor:
     return here.view(len(x), *x.shape[2:], x.shape[1]).permute(0, 3, 1, 2) if x.dim() == 4 else here
 
 
-@here
 @pytest.mark.parametrize("pool", [False, True])
 def test_nothing_is_read_that_is_not_given_whatever_the_sizes(pool: bool) -> None:
     draws = torch.Generator().manual_seed(3)
@@ -185,7 +185,6 @@ def test_two_passes_before_the_way_back_do_not_disturb_each_other() -> None:
     assert all(torch.equal(a, b) for a, b in zip(found, alone, strict=True))
 
 
-@here
 @pytest.mark.parametrize("pool", [False, True])
 def test_it_can_be_differentiated_twice(pool: bool) -> None:
     made, x = layer(32, 64, pool=pool), pictures(20, 32, 16, 16).requires_grad_()
@@ -202,7 +201,6 @@ def test_it_can_be_differentiated_twice(pool: bool) -> None:
     assert all(error(f, t) < (5e-3 if pool else 1e-4) for f, t in zip(found, truth, strict=True))
 
 
-@here
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e38])
 @pytest.mark.parametrize("pool", [False, True])
 def test_what_has_diverged_is_handed_on(pool: bool, value: float) -> None:
@@ -215,7 +213,6 @@ def test_what_has_diverged_is_handed_on(pool: bool, value: float) -> None:
     assert not found.isfinite().all()
 
 
-@here
 def test_what_a_derivative_needs_may_not_be_changed_in_place_and_what_none_needs_may() -> None:
     made, x = layer(32, 64), pictures(20, 32, 16, 16)
     h = x.clone()
@@ -233,7 +230,6 @@ def test_what_a_derivative_needs_may_not_be_changed_in_place_and_what_none_needs
     assert error(found, truth) < NEAR
 
 
-@here
 def test_inputs_and_gradients_may_lie_in_memory_as_they_like() -> None:
     made, wide = layer(32, 64), pictures(16, 64, 20, 20)
     for x in (wide[:, ::2], wide[:, :32], wide[:, :32, 2:18, ::1], wide[::2, 7:39].contiguous()):
@@ -247,7 +243,6 @@ def test_inputs_and_gradients_may_lie_in_memory_as_they_like() -> None:
     assert "_Convolution" in type(used).__name__  # channels that lie next to each other
 
 
-@here
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # which PyTorch also uses by itself
 @pytest.mark.parametrize("pool", [False, True])
 def test_what_only_pytorchs_own_can_do_is_left_to_it(pool: bool) -> None:
@@ -286,7 +281,6 @@ def test_what_only_pytorchs_own_can_do_is_left_to_it(pool: bool) -> None:
     assert copy.deepcopy(made).double()(x.double()).dtype == torch.float64
 
 
-@here
 def test_who_watches_pytorchs_operations_sees_a_convolution() -> None:
     made, x = layer(32, 64), pictures(20, 32, 16, 16)
     with TwiceDifferentiable():
@@ -305,7 +299,6 @@ def test_multiplications_are_counted_before_the_maximum() -> None:
     assert found == [2 * 64 * 15 * 15 * 32 * 9] * 2
 
 
-@here
 def test_layers_are_changed_in_place_and_those_that_somebody_made_are_not() -> None:
     class Own(nn.Conv2d):
         pass
@@ -321,7 +314,6 @@ def test_layers_are_changed_in_place_and_those_that_somebody_made_are_not() -> N
     assert list(network.state_dict()) == names
 
 
-@here
 def test_what_stands_behind_a_convolution_becomes_a_part_of_it_in_its_place_alone() -> None:
     shared = nn.Conv2d(32, 64, 3)
     network = nn.Sequential(nn.Sequential(shared, nn.ReLU(), nn.MaxPool2d(2)), nn.Conv2d(64, 32, 1), shared)
@@ -350,7 +342,6 @@ def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     assert type(network[0]) is nn.Conv2d
 
 
-@here
 @pytest.mark.parametrize(("name", "used"), [("pfl-cnn", 1), ("cnn", 0), ("resnet20", 16), ("convnet7", 5)])
 def test_networks_use_it_where_it_was_measured_to_be_faster(
     name: str, used: int, monkeypatch: pytest.MonkeyPatch
@@ -361,7 +352,6 @@ def test_networks_use_it_where_it_was_measured_to_be_faster(
     assert len(seen) == used
 
 
-@here
 def test_the_engine_trains_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World.create(
         small(model="pfl-cnn", data="synthetic:samples=80,size=32,channels=3", batch_size=10, partition="iid").settings
