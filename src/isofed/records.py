@@ -80,7 +80,7 @@ def environment(device: str, fingerprint: str) -> dict[str, str]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
-        "compiler": "used" if device == "cpu" and native.allowed() and native.compiler() else "none",
+        "compiler": native.compiled_by() if device == "cpu" and native.allowed() else "none",
         "platform": platform.platform(),
         "device": device,
         "device_name": _device_name(device),

@@ -97,7 +97,7 @@ def test_what_cannot_be_compiled_is_done_without(source: Path, caplog: pytest.Lo
 def test_a_machine_without_a_compiler_does_without(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(source.parent))
     monkeypatch.delenv("CC", raising=False)
-    assert native.compiler() is None and native.library(source) is None
+    assert native.compiler() is None and native.library(source) is None and native.compiled_by() == "none"
 
 
 @here
@@ -105,7 +105,21 @@ def test_the_compiler_can_be_chosen(source: Path, monkeypatch: pytest.MonkeyPatc
     mine = source.with_name("mine")
     mine.write_text(f'#!/bin/sh\nexec {native.compiler()} -DMINE "$@"\n')
     mine.chmod(0o755)
-    source.write_text("#ifdef MINE\nint seven(void) { return 70; }\n#endif\n")
+    source.write_text("#ifdef MINE\nint seven(void) { return 70; }\n#else\nint seven(void) { return 7; }\n#endif\n")
+    assert native.library(source) is not None
     monkeypatch.setenv("CC", str(mine))
-    found = native.library(source)
+    native.library.cache_clear()
+    found = native.library(source)  # and not what the other one has made
     assert found is not None and found.seven() == 70
+
+
+@here
+def test_a_compiler_is_called_by_the_name_it_has(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As ccache does it: one program under the names of all compilers, and of no use under its own.
+    many, called = source.with_name("many-9.1"), source.with_name("some-cc")
+    many.write_text(f'#!/bin/sh\n[ "${{0##*/}}" = some-cc ] && exec {native.compiler()} "$@"\nexit 1\n')
+    many.chmod(0o755)
+    called.symlink_to(many)
+    monkeypatch.setenv("CC", str(called))
+    found = native.library(source)
+    assert found is not None and found.seven() == 7 and native.compiled_by() == "many-9.1"

@@ -1,7 +1,7 @@
 """Functions in C for a processor, compiled by its own C compiler where they are first needed.
 
 What is compiled is kept in ``~/.cache/isofed/native`` (or ``native`` in ``$ISOFED_CACHE``; ``off`` keeps none), by the
-text of the file and the processor: nothing is out of date, and a home folder may be shared by different machines.
+text of the file, the compiler and the processor: nothing is out of date, and different machines may share a home.
 Without a compiler there are no such functions, and whoever has them does without.
 """
 
@@ -48,7 +48,7 @@ def library(source: Path, *flags: str) -> ctypes.CDLL | None:
     """The functions of a C file, or nothing where they cannot be compiled."""
     try:
         words = [*FLAGS, *flags, f"-I{HEADER.parent}", str(source)]
-        about = f"{source.read_text()}{HEADER.read_text()}{FLAGS}{flags}{_processor()}"
+        about = f"{source.read_text()}{HEADER.read_text()}{FLAGS}{flags}{_file_of_compiler()}{_processor()}"
         folder = _folder()
         if folder is None:
             with tempfile.TemporaryDirectory() as own:
@@ -70,6 +70,17 @@ def compiler() -> str | None:
     """The C compiler of this machine: ``$CC``, or one of the usual names."""
     names = (os.environ.get("CC") or "cc", "gcc", "clang")
     return next((found for name in names if (found := shutil.which(name))), None)
+
+
+def compiled_by() -> str:
+    """The name of the compiler's file, which mostly has its version in it; ``none`` where there is no compiler."""
+    return Path(_file_of_compiler() or "none").name
+
+
+def _file_of_compiler() -> str | None:
+    """To tell compilers apart. To call one it is no good: some programs are many, by the name they are called by."""
+    found = compiler()
+    return found and os.path.realpath(found)
 
 
 def _compiled(words: Sequence[str], folder: Path) -> Path:
