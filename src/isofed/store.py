@@ -15,14 +15,12 @@ Nothing is ever unpickled. Where a run has no folder, the file has no name, and 
 from __future__ import annotations
 
 import functools
-import json
 import math
 import os
 import tempfile
 import threading
 import weakref
-import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -30,21 +28,18 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
+from isofed import state_file
 from isofed.errors import RunError
-from isofed.files import Tensors, raw, write_error
+from isofed.files import Tensors, write_error
+from isofed.state_file import LENGTH, OFFSET, ROOM, SUM, length_of, size_of
 
 Slots = npt.NDArray[np.int64]
 
 HOT = 1 << 30  # bytes of states held in memory at most, however many a round has
-_ALIGN, _PAGE = 64, 4096
+_PAGE = 4096
 _BATCH = 8 << 20  # bytes of states that are written together, beside the training: room comes in pieces of that size
-_CALL = 1 << 20  # bytes that one call writes: Linux can take several times as long over larger ones
-_PIECES = 1000  # and pieces: systems take 1024
 _NOBODY, _NOTHING = -1, -2  # in place of a slot: a client not visited yet, and one that has nothing to remember
-_OFFSET, _ROOM, _LENGTH, _SUM = range(4)  # the columns of the table of slots; a sum of -1: not on file yet
-_DTYPES = {str(d).removeprefix("torch."): d for d in vars(torch).values() if isinstance(d, torch.dtype)}
 
 
 class Remembered(Mapping[int, Tensors]):
@@ -102,7 +97,7 @@ class Remembered(Mapping[int, Tensors]):
         """Let clients remember these states. They leave ``states``, and nobody may change their tensors from now on."""
         for client in list(states):
             state = states.pop(client)
-            self._bytes += _size(state)
+            self._bytes += size_of(state)
             self._slots[client] = self._store.add(state, self._bytes) if state else _NOTHING
             self.taken.append(client)
 
@@ -137,8 +132,8 @@ def _fits(index: Tensors, clients: int) -> bool:
     used = np.concatenate([slots[slots != _NOTHING], before])
     known = (who >= 0).all() and (who < clients).all() and (used >= 0).all() and (used < len(table)).all()
     far = 2**60  # more than any file holds, and their sums are still numbers
-    places = table[:, :_SUM]
-    rows = (places >= 0).all() and (places < far).all() and (table[:, _LENGTH] <= table[:, _ROOM]).all()
+    places = table[:, :SUM]
+    rows = (places >= 0).all() and (places < far).all() and (table[:, LENGTH] <= table[:, ROOM]).all()
     return bool(known and rows)
 
 
@@ -158,7 +153,7 @@ class _Store:
         self._unsaved: dict[int, int] = {}  # those that are not on file, with their bytes, the oldest first
         self._waiting = 0  # bytes of these
         self._most = 0  # bytes that a round has brought
-        self._table = np.zeros((64, 4), np.int64)
+        self._table = np.zeros((64, 4), np.int64)  # places in the file; a sum of -1: not there yet
         self._count = 0  # of its rows
         self._free: dict[int, list[int]] = {}  # slots by their room
         self._file: int | None = None
@@ -191,19 +186,19 @@ class _Store:
                 if view is not None:
                     used[view._slots[view._slots >= 0]] = True
             self._hot = {slot: state for slot, state in self._hot.items() if used[slot]}
-            self._held = sum(map(_size, self._hot.values()))
+            self._held = sum(map(size_of, self._hot.values()))
             self._unsaved = {slot: size for slot, size in self._unsaved.items() if slot in self._hot}
             self._waiting, self._asked = sum(self._unsaved.values()), False
             for slots in (*self.kept, *self.unsure, np.array(self._moving, np.int64)):
                 used[slots] = True
             self._free = {}
             for slot in np.flatnonzero(~used)[::-1].tolist():  # so that the first are taken first
-                self._free.setdefault(int(self._table[slot, _ROOM]), []).append(slot)
+                self._free.setdefault(int(self._table[slot, ROOM]), []).append(slot)
 
     def add(self, state: Tensors, brought: int) -> int:
         """Take in a state and give its slot; older ones make room, so a round brings its own room along."""
         with self._lock:
-            slot, size = self._reserve(_length(state)), _size(state)
+            slot, size = self._reserve(length_of(state)), size_of(state)
             self._hot[slot], self._unsaved[slot] = state, size
             self._held += size
             self._waiting += size
@@ -212,9 +207,9 @@ class _Store:
                 oldest = next(iter(self._hot))
                 while oldest in self._moving:
                     self._lock.wait()
-                if self._table[oldest, _SUM] < 0:
+                if self._table[oldest, SUM] < 0:
                     self._write([oldest])
-                self._held -= _size(self._hot.pop(oldest))
+                self._held -= size_of(self._hot.pop(oldest))
                 self._spills = True
             # Not for each state: waking the writer costs the training more than the writing does.
             if self._spills and not self._asked and self._waiting > 0.75 * self._room:
@@ -241,8 +236,8 @@ class _Store:
         try:
             if moving and self._file is not None:
                 with suppress(OSError):  # whoever needs the room meets the same error, and can raise it
-                    sums = _put(self._file, places, states)
-                    _begin_to_save(self._file, places)
+                    sums = state_file.put(self._file, places, states)
+                    state_file.begin_to_save(self._file, places)
         finally:
             with self._lock:
                 self._written(moving[: len(sums)], sums)
@@ -259,17 +254,9 @@ class _Store:
         assert self._file is not None
         why = "is damaged there"
         try:
-            # Nothing is allocated for what the file does not hold.
-            held = max(0, min(length, os.fstat(self._file).st_size - offset))
-            record, got = torch.empty(held, dtype=torch.uint8), 0
-            data = raw(record)
-            while count := os.preadv(self._file, [data[got:]], offset + got):
-                got += count
-            state = _unpack(record) if got == length and zlib.crc32(data) == checksum else None
+            state = state_file.get(self._file, offset, length, checksum)
         except OSError as error:
             state, why = None, f"cannot be read ({error.strerror})"
-        except (LookupError, TypeError, ValueError, RuntimeError):  # whole, and nothing that was ever written
-            state = None
         if state is None:
             self.broken = RunError(
                 f"what client {client} remembers is lost, because {self._name} {why}: "
@@ -283,7 +270,7 @@ class _Store:
         with self._lock:
             while self._moving:
                 self._lock.wait()
-            new = [s for s in sorted(self._hot.keys() & set(slots.tolist())) if self._table[s, _SUM] < 0]
+            new = [s for s in sorted(self._hot.keys() & set(slots.tolist())) if self._table[s, SUM] < 0]
             while batch := self._batch(new):
                 self._write(batch)
                 del new[: len(batch)]
@@ -302,12 +289,12 @@ class _Store:
         room = -(-length // step) * step
         if free := self._free.get(room):
             slot = free.pop()
-            self._table[slot] = self._table[slot, _OFFSET], room, length, -1
+            self._table[slot] = self._table[slot, OFFSET], room, length, -1
             return slot
         slot = self._count
         if slot == len(self._table):
             self._table = np.concatenate([self._table, np.zeros((max(slot, 64), 4), np.int64)])
-        end = int(self._table[slot - 1, _OFFSET] + self._table[slot - 1, _ROOM]) if slot else 0
+        end = int(self._table[slot - 1, OFFSET] + self._table[slot - 1, ROOM]) if slot else 0
         self._table[slot] = end, room, length, -1
         self._count += 1
         return slot
@@ -320,14 +307,14 @@ class _Store:
             if size >= min(most, _BATCH):
                 break
             chosen.append(slot)
-            size += _size(self._hot[slot])
+            size += size_of(self._hot[slot])
         return sorted(chosen)
 
     def _write(self, slots: list[int]) -> None:
         """Copy states from memory to their slots; whoever needs the lock waits."""
         try:
             file = self._open(os.O_RDWR | os.O_CREAT | os.O_TRUNC)  # what is there already belongs to no checkpoint
-            sums = _put(file, self._table[slots], [self._hot[slot] for slot in slots])
+            sums = state_file.put(file, self._table[slots], [self._hot[slot] for slot in slots])
         except OSError as error:
             raise write_error(Path(self._name), error) from error
         self._written(slots, sums)
@@ -335,7 +322,7 @@ class _Store:
     def _written(self, slots: list[int], sums: list[int]) -> None:
         """The states of these slots are on file, but not yet for good."""
         self._synced = self._synced and not slots
-        self._table[slots, _SUM] = sums
+        self._table[slots, SUM] = sums
         for slot in slots:
             self._waiting -= self._unsaved.pop(slot, 0)
 
@@ -371,116 +358,3 @@ def _settle() -> None:
     """Wait for what the writer is at: another store, that is over, may have the same file, and its slots are free."""
     if _writer.cache_info().currsize:
         _writer().submit(lambda: None).result()
-
-
-def _put(file: int, places: Slots, states: Sequence[Tensors]) -> list[int]:
-    """Write states to their places, rows of a table in its order, and give their checksums.
-
-    Neighbours go in one call: after each call this thread has to get the interpreter back from the training.
-    """
-    sums, run, start, end, after = list[int](), list[memoryview](), 0, 0, -1
-    for (offset, room, length, _), state in zip(places.tolist(), _on_host(states), strict=True):
-        if offset == after:
-            run.append(memoryview(bytes(offset - end)))
-        else:
-            _write_all(file, run, start)
-            run, start = [], offset
-        pieces = list(_pieces(state))
-        checksum = 0
-        for piece in pieces:
-            checksum = zlib.crc32(piece, checksum)
-        sums.append(checksum)
-        run += pieces
-        end, after = offset + length, offset + room
-    _write_all(file, run, start)
-    return sums
-
-
-def _begin_to_save(file: int, places: Slots) -> None:
-    """Let the system begin to bring to the disk what was written, so that a checkpoint need not wait for all of it.
-
-    Linux does so when it is told that nobody will read these places soon; what is not on the disk yet, it keeps.
-    """
-    if hasattr(os, "posix_fadvise"):
-        start, end = places[0, _OFFSET], places[-1, _OFFSET] + places[-1, _ROOM]
-        os.posix_fadvise(file, int(start), int(end - start), os.POSIX_FADV_DONTNEED)
-
-
-def _write_all(file: int, pieces: list[memoryview], offset: int) -> None:
-    while pieces:
-        done = os.pwritev(file, _first(pieces), offset)
-        offset += done
-        while pieces and done >= len(pieces[0]):
-            done -= len(pieces.pop(0))
-        if done:
-            pieces[0] = pieces[0][done:]
-
-
-def _first(pieces: list[memoryview]) -> list[memoryview]:
-    """What one call writes."""
-    some, room = list[memoryview](), _CALL
-    for piece in pieces[:_PIECES]:
-        some.append(piece[:room])
-        room -= len(some[-1])
-        if not room:
-            break
-    return some
-
-
-def _on_host(states: Sequence[Tensors]) -> Sequence[Tensors]:
-    """The same in the host's memory; a GPU copies all of it before it is waited for."""
-    devices = {value.device for state in states for value in state.values() if value.is_cuda}
-    if not devices:
-        return states
-    copies = [{name: value.to("cpu", non_blocking=True) for name, value in state.items()} for state in states]
-    for device in devices:
-        torch.cuda.current_stream(device).synchronize()
-    return copies
-
-
-def _size(state: Tensors) -> int:
-    return sum(value.numel() * value.element_size() for value in state.values())
-
-
-def _head(state: Tensors) -> bytes:
-    """Names, types and shapes, up to where the first tensor starts."""
-    text = json.dumps([[name, str(v.dtype).removeprefix("torch."), list(v.shape)] for name, v in state.items()])
-    data = len(text).to_bytes(8, "little") + text.encode()  # JSON is plain ASCII
-    return data.ljust(_up(len(data)), b"\0")
-
-
-def _length(state: Tensors) -> int:
-    """Bytes of a state's record."""
-    return len(_head(state)) + sum(_up(v.numel() * v.element_size()) for v in state.values())
-
-
-def _pieces(state: Tensors) -> Iterator[memoryview]:
-    """The record of a state, piece by piece, without a copy of what is in the host's memory."""
-    yield memoryview(_head(state))
-    for value in state.values():
-        data = raw(value)
-        yield data
-        yield memoryview(bytes(_up(len(data)) - len(data)))
-
-
-def _unpack(record: Tensor) -> Tensors:
-    """The tensors of a record, as views of it."""
-    raw = record.numpy()
-    end = 8 + int.from_bytes(raw[:8].tobytes(), "little")
-    state, start = {}, _up(end)
-    for name, kind, shape in json.loads(raw[8:end].tobytes()):
-        value = state[name] = _view(record, start, _DTYPES[kind], shape)
-        start += _up(value.numel() * value.element_size())
-    return state
-
-
-def _up(size: int) -> int:
-    """So many bytes, filled up: an unaligned tensor can change the last bit of a result."""
-    return -(-size // _ALIGN) * _ALIGN
-
-
-def _view(record: Tensor, start: int, dtype: torch.dtype, shape: list[int]) -> Tensor:
-    count = torch.Size(shape).numel()
-    if not count:
-        return torch.empty(shape, dtype=dtype)
-    return record[start : start + count * dtype.itemsize].view(dtype).view(shape)

@@ -16,7 +16,7 @@ from isofed.files import Tensors, load_tensors, save_tensors
 from isofed.store import Remembered
 from tests.engine.plain import small
 from tests.run_tools import Stop, content, numbers
-from tests.store.tools import same
+from tests.store.tools import in_python, same
 
 MANY: dict[str, Any] = {"clients": 12, "participation": 0.25, "partition": "iid", "rounds": 8, "local_epochs": 1}
 
@@ -133,6 +133,7 @@ def test_a_full_disk_is_one_sentence_and_loses_nothing(
             raise OSError(errno.ENOSPC, "No space left on device")
         return real(file, [data[0][:1000]], offset)  # and it takes a little at a time
 
+    in_python(monkeypatch)
     monkeypatch.setattr(os, "pwritev", full)
     with pytest.raises(RunError) as error:
         run.fit()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from isofed import store
+from isofed import state_file, store
 from isofed.errors import RunError
 from isofed.files import Tensors
 from isofed.store import Remembered
-from tests.store.tools import after, same, vector
+from tests.store.tools import after, in_python, same, vector
 
 STATES: dict[str, Tensors] = {
     "nothing": {},
@@ -95,7 +95,7 @@ def test_memory_and_the_file_stay_flat(folder: bool, tmp_path: Path) -> None:
         chosen = rng.choice(1000, 10, replace=False).tolist()
         now = after(now, {client: {"v": torch.full((size // 4,), round + client / 1000)} for client in chosen})
         wanted |= {client: round + client / 1000 for client in chosen}
-        assert sum(map(store._size, now._store._hot.values())) <= 2 * 10 * size
+        assert sum(map(state_file.size_of, now._store._hot.values())) <= 2 * 10 * size
         if folder and round % 5 == 0:
             with now.saving() as index:
                 assert all(len(values) <= 1100 for values in index.values())
@@ -186,18 +186,17 @@ def test_any_order_of_events(events: list[Any], hot: int, tmp_path_factory: Any,
 
 
 def test_what_must_leave_memory_is_written_beside_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    written, write, told = Counter[str](), os.pwritev, Counter[str]()
+    written, put, told = Counter[str](), state_file.put, Counter[str]()
 
-    def noted(*arguments: Any) -> int:
-        done = write(*arguments)
-        written[threading.current_thread().name] += done
-        return done
+    def noted(file: int, places: state_file.Places, states: Sequence[Tensors]) -> list[int]:
+        written[threading.current_thread().name] += int(places[:, state_file.LENGTH].sum())
+        return put(file, places, states)
 
     def advised(file: int, start: int, length: int, advice: int) -> None:
         assert advice == os.POSIX_FADV_DONTNEED and 0 <= start < start + length <= os.fstat(file).st_size + store._PAGE
         told[threading.current_thread().name] += length
 
-    monkeypatch.setattr(os, "pwritev", noted)
+    monkeypatch.setattr(state_file, "put", noted)
     monkeypatch.setattr(os, "posix_fadvise", advised)
     now = Remembered.nothing(1000)
     for number in range(20):
@@ -213,16 +212,16 @@ class Held:
     """From :meth:`hold` to :meth:`let_go` whatever is written beside the training waits."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.waiting, self._go, self._write = threading.Event(), threading.Event(), os.pwritev
+        self.waiting, self._go, self._put = threading.Event(), threading.Event(), state_file.put
         self._go.set()
         self.hold, self.let_go = self._go.clear, self._go.set
-        monkeypatch.setattr(os, "pwritev", self._wait_and_write)
+        monkeypatch.setattr(state_file, "put", self._wait_and_put)
 
-    def _wait_and_write(self, *arguments: Any) -> int:
+    def _wait_and_put(self, *given: Any) -> list[int]:
         if threading.current_thread().name.startswith("isofed-store") and not self._go.is_set():
             self.waiting.set()
             assert self._go.wait(60)
-        return self._write(*arguments)
+        return self._put(*given)
 
 
 @pytest.fixture
@@ -317,6 +316,7 @@ def test_neighbours_are_written_together(tmp_path: Path, monkeypatch: pytest.Mon
         calls.append(write(*arguments))
         return calls[-1]
 
+    in_python(monkeypatch)
     monkeypatch.setattr(os, "pwritev", noted)
     now = after(Remembered.nothing(9, tmp_path / "states"), {n: vector(*range(n, n + 2000)) for n in range(9)})
     with now.saving() as index:
@@ -334,7 +334,7 @@ def test_neighbours_are_written_together(tmp_path: Path, monkeypatch: pytest.Mon
     with now.saving():
         pass
     assert 1 < len(calls) < 9
-    monkeypatch.setattr(store, "_CALL", 5000)  # less than a state has
+    monkeypatch.setattr(state_file, "CALL", 5000)  # less than a state has
     calls.clear()
     now = after(now, {n: vector(*range(n, n + 2000)) for n in range(9)})
     with now.saving() as index:
@@ -344,10 +344,10 @@ def test_neighbours_are_written_together(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_federation_that_fits_writes_nothing_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any) -> int:
+    def refuse(*_: Any) -> list[int]:
         raise AssertionError("nothing has to leave memory here")
 
-    monkeypatch.setattr(os, "pwritev", refuse)
+    monkeypatch.setattr(state_file, "put", refuse)
     now = Remembered.nothing(10)
     for number in range(20):
         now = after(now, {n: vector(*range(number, number + 1000)) for n in range(10)})

@@ -1,0 +1,92 @@
+/* Records on their way into a file, many in one call: see state_file.py, which says the same in Python.
+
+   A thread that writes beside the training has to get the interpreter back after each call, and the training waits for
+   it each time. */
+
+#define _GNU_SOURCE
+#define _FILE_OFFSET_BITS 64
+#include <errno.h>
+#include <stdint.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#define PIECES 1000 /* of one call to the system, which takes 1024 */
+
+/* Bytes and where they go, and of which record's checksum they are a part, or -1. Without an address they are zeros. */
+typedef struct {
+    int64_t at, size, offset, record;
+} Piece;
+
+/* What goes into the file next, in one call. */
+typedef struct {
+    int file, count;
+    int64_t offset, size;
+    struct iovec pieces[PIECES];
+} Run;
+
+static uint32_t table[16][256];
+
+/* The checksums of each byte with so many zeros behind it. */
+__attribute__((constructor)) static void fill(void)
+{
+    for (uint32_t n = 0; n < 256; n++) {
+        uint32_t sum = n;
+        for (int bit = 0; bit < 8; bit++) sum = sum >> 1 ^ (sum & 1 ? 0xedb88320u : 0);
+        table[0][n] = sum;
+    }
+    for (int zeros = 1; zeros < 16; zeros++)
+        for (int n = 0; n < 256; n++) table[zeros][n] = table[zeros - 1][n] >> 8 ^ table[0][table[zeros - 1][n] & 255];
+}
+
+/* CRC-32 as zlib has it, sixteen bytes at a time. */
+static uint32_t checksum(uint32_t sum, const unsigned char *at, int64_t size)
+{
+    sum = ~sum;
+    for (; size >= 16; size -= 16, at += 16) {
+        uint32_t next = 0;
+        for (int n = 0; n < 16; n++) next ^= table[15 - n][n < 4 ? at[n] ^ (sum >> 8 * n & 255) : at[n]];
+        sum = next;
+    }
+    for (; size; size--) sum = sum >> 8 ^ table[0][(sum ^ *at++) & 255];
+    return ~sum;
+}
+
+/* Write what there is; 0, or the number of an error. */
+static int write_out(Run *run)
+{
+    struct iovec *next = run->pieces;
+    while (run->size) {
+        ssize_t done = pwritev(run->file, next, run->pieces + run->count - next, run->offset);
+        if (done < 0 && errno == EINTR) continue;
+        if (done <= 0) return done ? errno : EIO;
+        run->offset += done, run->size -= done;
+        for (; run->size && (size_t)done >= next->iov_len; next++) done -= next->iov_len;
+        next->iov_base = (char *)next->iov_base + done, next->iov_len -= done;
+    }
+    run->count = 0;
+    return 0;
+}
+
+/* Write pieces to their places, `most` bytes a call, and find the checksums of the records that they are of, in order.
+   0, or the number of an error. */
+int isofed_put(int file, const Piece *pieces, int64_t count, int64_t most, int64_t *sums)
+{
+    static const unsigned char zeros[1 << 16]; /* as many as there are between two records, or less */
+    Run run = {.file = file};
+    int error = 0;
+    for (const Piece *p = pieces; p < pieces + count; p++) {
+        const unsigned char *at = p->at ? (const unsigned char *)p->at : zeros;
+        if (p->offset != run.offset + run.size) {
+            if ((error = write_out(&run))) return error;
+            run.offset = p->offset;
+        }
+        for (int64_t left = p->size; left;) {
+            int64_t some = left < most - run.size ? left : most - run.size;
+            if (p->record >= 0) sums[p->record] = checksum(sums[p->record], at, some);
+            run.pieces[run.count++] = (struct iovec){(void *)at, some};
+            run.size += some, at += some, left -= some;
+            if ((run.size == most || run.count == PIECES) && (error = write_out(&run))) return error;
+        }
+    }
+    return write_out(&run);
+}

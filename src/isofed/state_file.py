@@ -1,0 +1,230 @@
+"""How states lie in a file: a record each, with names, types and shapes before the numbers.
+
+Records are written many at once, by a thread beside the training. After each call that lets go of the interpreter this
+thread has to get it back from the training, and then the training waits. So with a C compiler all of it is one call
+(``state_file.c``), and what is on a GPU comes to the host together.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import json
+import os
+import zlib
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+
+from isofed.files import Tensors, raw
+from isofed.functional import native
+
+Places = npt.NDArray[np.int64]
+OFFSET, ROOM, LENGTH, SUM = range(4)  # the columns of a table of places
+
+CALL = 1 << 20  # bytes that one call to the system writes: Linux can take several times as long over larger ones
+_PIECES = 1000  # and pieces: systems take 1024
+_NEAR = 1 << 16  # bytes between two records that are written as zeros, to have both in one call
+_ALIGN = 64
+_DTYPES = {str(d).removeprefix("torch."): d for d in vars(torch).values() if isinstance(d, torch.dtype)}
+
+
+class _Piece(NamedTuple):
+    """Bytes and where they go, and of which record's checksum they are a part, or -1."""
+
+    data: Tensor | None  # without any they are zeros
+    size: int
+    offset: int
+    record: int
+
+
+def size_of(state: Tensors) -> int:
+    """Bytes of a state in memory."""
+    return sum(value.nbytes for value in state.values())
+
+
+def length_of(state: Tensors) -> int:
+    """Bytes of a state's record."""
+    return len(_head_of(state)) + sum(_up(value.nbytes) for value in state.values())
+
+
+def put(file: int, places: Places, states: Sequence[Tensors]) -> list[int]:
+    """Write states to their places, rows of a table in its order, and give their checksums."""
+    pieces, functions = list(_pieces(places, _on_host(states))), _functions()
+    if functions is None:
+        return _put_in_python(file, pieces, len(states))
+    sums = np.zeros(len(states), np.int64)
+    given = np.array([(p.data.data_ptr() if p.data is not None else 0, *p[1:]) for p in pieces], np.int64)
+    if error := functions.isofed_put(file, given.ctypes.data, len(pieces), CALL, sums.ctypes.data):
+        raise OSError(error, os.strerror(error))
+    return sums.tolist()
+
+
+def begin_to_save(file: int, places: Places) -> None:
+    """Let the system begin to bring to the disk what was written, so that a checkpoint need not wait for all of it.
+
+    Linux does so when it is told that nobody will read these places soon; what is not on the disk yet, it keeps.
+    """
+    if hasattr(os, "posix_fadvise"):
+        start, end = places[0, OFFSET], places[-1, OFFSET] + places[-1, ROOM]
+        os.posix_fadvise(file, int(start), int(end - start), os.POSIX_FADV_DONTNEED)
+
+
+def get(file: int, offset: int, length: int, checksum: int) -> Tensors | None:
+    """The state of a record; None where there is no record with this checksum."""
+    # Nothing is allocated for what the file does not hold.
+    held = max(0, min(length, os.fstat(file).st_size - offset))
+    record, got = torch.empty(held, dtype=torch.uint8), 0
+    data = raw(record)
+    while count := os.preadv(file, [data[got:]], offset + got):
+        got += count
+    if got < length or zlib.crc32(data) != checksum:
+        return None
+    try:
+        return _unpack(record)
+    except (LookupError, TypeError, ValueError, RuntimeError):  # whole, and nothing that was ever written
+        return None
+
+
+@functools.cache
+def _functions() -> Any:
+    """What state_file.c has, or nothing where it cannot be compiled."""
+    found = native.library(Path(__file__).with_suffix(".c")) if native.allowed() else None
+    if found is not None:
+        place, number = ctypes.c_void_p, ctypes.c_int64
+        found.isofed_put.argtypes = [ctypes.c_int, place, number, number, place]
+        found.isofed_put.restype = ctypes.c_int
+    return found
+
+
+def _pieces(places: Places, states: Sequence[Tensors]) -> Iterator[_Piece]:
+    """All that is to be written; neighbours, with zeros between them, so that they go in one call."""
+    end = after = -1
+    for number, ((offset, room, _, _), state) in enumerate(zip(places.tolist(), states, strict=True)):
+        if offset == after and 0 < offset - end <= _NEAR:
+            yield _Piece(None, offset - end, end, -1)
+        end, after = offset, offset + room
+        for value in (_head_of(state), *state.values()):
+            size = value.nbytes
+            if size:
+                yield _Piece(value, size, end, number)
+            if fill := _up(size) - size:
+                yield _Piece(None, fill, end + size, number)
+            end += size + fill
+
+
+def _put_in_python(file: int, pieces: Sequence[_Piece], records: int) -> list[int]:
+    sums, run, start, end = [0] * records, list[memoryview](), 0, -1
+    for data, size, offset, record in pieces:
+        if offset != end:
+            _write_all(file, run, start)
+            run, start = [], offset
+        run.append(memoryview(bytes(size)) if data is None else raw(data))
+        if record >= 0:
+            sums[record] = zlib.crc32(run[-1], sums[record])
+        end = offset + size
+    _write_all(file, run, start)
+    return sums
+
+
+def _write_all(file: int, pieces: list[memoryview], offset: int) -> None:
+    while pieces:
+        done = os.pwritev(file, _first(pieces), offset)
+        offset += done
+        while pieces and done >= len(pieces[0]):
+            done -= len(pieces.pop(0))
+        if done:
+            pieces[0] = pieces[0][done:]
+
+
+def _first(pieces: list[memoryview]) -> list[memoryview]:
+    """What one call writes."""
+    some, room = list[memoryview](), CALL
+    for piece in pieces[:_PIECES]:
+        some.append(piece[:room])
+        room -= len(some[-1])
+        if not room:
+            break
+    return some
+
+
+def _on_host(states: Sequence[Tensors]) -> list[Tensors]:
+    """The same in the host's memory, each tensor's numbers in their order; those of a GPU come together."""
+    found = [{name: _plain(value) for name, value in state.items()} for state in states]
+    away: dict[tuple[torch.device, torch.dtype], list[tuple[Tensors, str]]] = defaultdict(list)
+    for state in found:
+        for name, value in state.items():
+            if value.is_cuda and value.numel():
+                away[value.device, value.dtype].append((state, name))
+    for (device, _), places in away.items():
+        lane = _lane(device)
+        lane.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(lane):
+            here = _together([state[name] for state, name in places])
+        lane.synchronize()
+        for (state, name), value in zip(places, here, strict=True):
+            state[name] = value
+    return found
+
+
+@functools.cache
+def _lane(device: torch.device) -> torch.cuda.Stream:
+    """A stream of its own: what the training has its GPU do next need not wait for copies."""
+    return torch.cuda.Stream(device)
+
+
+def _together(values: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Tensors of one type on the host, in one copy; on a GPU, once its stream has come so far."""
+    there: Sequence[Tensor] = _unflatten_dense_tensors(
+        _flatten_dense_tensors(values).to("cpu", non_blocking=True), values
+    )
+    return there
+
+
+def _plain(value: Tensor) -> Tensor:
+    """The same numbers in order, and nothing that is still to be done with them."""
+    if value.is_conj() or value.is_neg():
+        value = value.resolve_conj().resolve_neg()
+    return value if value.is_contiguous() else value.contiguous()
+
+
+def _head_of(state: Tensors) -> Tensor:
+    return _head(tuple((name, value.dtype, value.shape) for name, value in state.items()))
+
+
+@functools.lru_cache(maxsize=64)
+def _head(described: tuple[tuple[str, torch.dtype, torch.Size], ...]) -> Tensor:
+    """Names, types and shapes, up to where the first tensor starts."""
+    text = json.dumps([[name, str(kind).removeprefix("torch."), list(shape)] for name, kind, shape in described])
+    data = len(text).to_bytes(8, "little") + text.encode()  # JSON is plain ASCII
+    return torch.frombuffer(bytearray(data.ljust(_up(len(data)), b"\0")), dtype=torch.uint8)
+
+
+def _unpack(record: Tensor) -> Tensors:
+    """The tensors of a record, as views of it."""
+    data = record.numpy()
+    end = 8 + int.from_bytes(data[:8].tobytes(), "little")
+    state, start = {}, _up(end)
+    for name, kind, shape in json.loads(data[8:end].tobytes()):
+        value = state[name] = _view(record, start, _DTYPES[kind], shape)
+        start += _up(value.nbytes)
+    return state
+
+
+def _up(size: int) -> int:
+    """So many bytes, filled up: an unaligned tensor can change the last bit of a result."""
+    return -(-size // _ALIGN) * _ALIGN
+
+
+def _view(record: Tensor, start: int, dtype: torch.dtype, shape: list[int]) -> Tensor:
+    count = torch.Size(shape).numel()
+    if not count:
+        return torch.empty(shape, dtype=dtype)
+    return record[start : start + count * dtype.itemsize].view(dtype).view(shape)
