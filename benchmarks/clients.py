@@ -4,7 +4,8 @@ Both train the same number of clients in each round with SCAFFOLD, which keeps a
 client: all clients of a small federation, or as many out of a large one. Every client has ten samples and takes the
 same steps, and both hold the same million pictures, so only the number of clients differs. Each run is a process of
 its own with a run folder, the two take turns, and the ratio is that of neighbours. At the end every client's state is
-read back, and their mean is compared with the server's own, which is the same sum made round by round.
+read back, and their mean is compared with the server's own, which is the same sum made round by round. The last lines
+say where the time for states goes: what of a round the training is held up by them, and what the writer beside it does.
 
     python benchmarks/clients.py                       the table
     python benchmarks/clients.py --repeats 5 --json clients.json
@@ -14,12 +15,15 @@ read back, and their mean is compared with the server's own, which is the same s
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +32,7 @@ import torch
 from torch import nn
 
 import record
+from isofed import state_file, store
 from isofed.draws import generator
 from isofed.federation import Federation
 from isofed.models.base import Network
@@ -35,6 +40,10 @@ from isofed.progress import Watcher
 from isofed.records import environment
 
 SAMPLES, OWN, PER_ROUND = 1_000_000, 10, 100
+# The store's functions by what they do for the training, and for the writer beside it.
+TRAINING = {"add": "taken in", "read": "read", "sweep": "let go", "flush": "checkpoints"}
+WRITER = {"put": "into the file", "begin_to_save": "on to the disk"}
+WRITING = "write_some"  # all that the writer does
 WIDTH = 280
 COMMON: dict[str, Any] = {
     "method": "scaffold",
@@ -71,9 +80,35 @@ class Clock(Watcher):
         self.busy.append(time.process_time())
 
 
+def watch_store() -> defaultdict[str, float]:
+    """From now on add up the seconds that the store's functions take, for the training and for the writer."""
+    spent = defaultdict[str, float](float)
+
+    def timed(owner: Any, name: str) -> None:
+        inner = getattr(owner, name)
+
+        @functools.wraps(inner)
+        def outer(*given: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return inner(*given)
+            finally:
+                beside = threading.current_thread() is not threading.main_thread()
+                if beside == (name in WRITER or name == WRITING):
+                    spent[name] += time.perf_counter() - began
+
+        setattr(owner, name, outer)
+
+    for name in (*TRAINING, WRITING):
+        timed(store._Store, name)
+    for name in WRITER:
+        timed(state_file, name)
+    return spent
+
+
 def one_run(case: dict[str, Any]) -> dict[str, Any]:
     """One federation in this process; ``began`` is when it was started."""
-    clock, clients = Clock(), case["clients"]
+    clock, clients, spent = Clock(), case["clients"], watch_store()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         partition = "iid"
@@ -92,6 +127,7 @@ def one_run(case: dict[str, Any]) -> dict[str, Any]:
             "busy": float(np.diff(clock.busy).mean()),
             "peak": peak / 1024,
             "file": run.folder.states.stat().st_size / 1e6 if run.folder else 0.0,
+            "spent": {name: seconds / run.round for name, seconds in spent.items()},
         }
         if run.device.type == "cuda":
             found["gpu"] = torch.cuda.max_memory_allocated() / 2**20
@@ -119,6 +155,18 @@ def measure(settings: dict[str, Any], populations: list[int], repeats: int) -> d
                 sys.exit(done.returncode)
             found[clients].append(json.loads(done.stdout.splitlines()[-1]))
     return found
+
+
+def spent_on_states(runs: list[dict[str, Any]]) -> str:
+    """Where the time for states went, in milliseconds of a round: medians."""
+    found = {k: statistics.median(1e3 * r["spent"].get(k, 0.0) for r in runs) for k in (*TRAINING, *WRITER, WRITING)}
+    training = ", ".join(f"{name} {found[k]:.1f}" for k, name in TRAINING.items())
+    writer = ", ".join(f"{name} {found[k]:.1f}" for k, name in WRITER.items())
+    rest = found[WRITING] - sum(found[k] for k in WRITER)
+    return (
+        f"the training gives states {sum(found[k] for k in TRAINING):.1f} ms a round ({training}),\n"
+        f"the writer beside it works {found[WRITING]:.1f} ms ({writer}, the rest {rest:.1f})"
+    )
 
 
 def _cell(values: list[float], digits: int) -> str:
@@ -176,6 +224,8 @@ def main() -> None:
     error = max(run["error"] for runs in found.values() for run in runs)
     print(f"median (range) of {arguments.repeats} repeats in turns; {rounds} rounds of {PER_ROUND} clients,")
     print(f"each with {OWN} samples and {arguments.steps} steps; c and the mean of all c_k differ by {error:.0e} of it")
+    for clients, runs in found.items():
+        print(f"{clients:,} clients: {spent_on_states(runs)}")
     record.write(arguments, arguments.device, settings=COMMON | settings, runs=found)
 
 
