@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shlex
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ import pytest
 from isofed.functional import native
 
 here = pytest.mark.skipif(native.compiler() is None, reason="there is no C compiler")
+here_is = shlex.join(native.compiler() or [])
 TEXT = '#include "native.h"\nint seven(void) { return 7; }\ndouble three(double x) { return x * x + x; }\n'
 
 
@@ -67,22 +71,78 @@ def test_nothing_is_kept_where_nothing_shall_or_can_be(
 
 
 @here
-@pytest.mark.parametrize("user", [None, 12345])
+@pytest.mark.parametrize("what", ["another file", "cut", "zeros", "somebody else's"])
 def test_what_is_damaged_or_somebody_elses_is_made_again(
-    user: int | None, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    what: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     native.library(source)
     (kept,) = made(tmp_path)
     other = tmp_path / "other/native" / kept.name  # a process loads a file of one name only once
     other.parent.mkdir(parents=True)
-    other.write_bytes(b"not a library" if user is None else kept.read_bytes())
+    whole = kept.read_bytes()
+    half = len(whole) // 2  # to load such a file ends the process
+    damaged = {"another file": b"not a library", "cut": whole[:half], "zeros": whole[:half] + bytes(len(whole) - half)}
+    other.write_bytes(damaged.get(what, whole))
     before = other.stat().st_ino
-    if user is not None:
-        monkeypatch.setattr(os, "getuid", lambda: user)
+    if what not in damaged:
+        monkeypatch.setattr(os, "getuid", lambda: 12345)
     monkeypatch.setenv("ISOFED_CACHE", str(tmp_path / "other"))
     native.library.cache_clear()
     found = native.library(source)
-    assert found is not None and found.seven() == 7 and other.stat().st_ino != before
+    assert found is not None and found.seven() == 7
+    # A folder of somebody else's is left alone.
+    assert (other.stat().st_ino == before) == (what not in damaged)
+
+
+@here
+def test_a_folder_that_others_can_write_to_is_not_used(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "cache/native").mkdir(parents=True)
+    (tmp_path / "cache/native").chmod(0o777)
+    found = native.library(source)
+    assert found is not None and found.seven() == 7 and not made(tmp_path)
+
+
+@here
+def test_a_compiler_may_say_what_it_likes(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loud = source.with_name("loud")
+    loud.write_text(f"#!/bin/sh\nprintf '\\377\\376' >&2\nexec {here_is} \"$@\"\n")
+    loud.chmod(0o755)
+    monkeypatch.setenv("CC", str(loud))
+    found = native.library(source)
+    assert found is not None and found.seven() == 7
+
+
+@here
+def test_a_command_may_have_words_behind_it(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = source.parent / "with a space"
+    folder.mkdir()
+    mine = folder / "mine"
+    mine.write_text(f'#!/bin/sh\nexec {here_is} "$@"\n')
+    mine.chmod(0o755)
+    source.write_text("int seven(void) { return MINE; }\n")
+    monkeypatch.setenv("CC", f"'{mine}' -DMINE=7")
+    found = native.library(source)
+    assert found is not None and found.seven() == 7 and native.compiled_by() == "mine -DMINE=7"
+    source.write_text("int seven(void) { return 70; }\n")
+    monkeypatch.setenv("CC", str(mine))
+    native.library.cache_clear()
+    found = native.library(source)
+    assert found is not None and found.seven() == 70 and native.compiled_by() == "mine"
+    monkeypatch.setenv("CC", "no-such-compiler 'and an open quotation mark")
+    assert shlex.join(native.compiler() or []) != str(mine) and native.compiler() is not None
+
+
+def test_a_compiler_that_hangs_is_waited_for_once(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = source.with_name("slow")
+    slow.write_text("#!/bin/sh\nexec sleep 60\n")
+    slow.chmod(0o755)
+    monkeypatch.setenv("CC", str(slow))
+    monkeypatch.setattr(native, "_PATIENCE", 0.2)
+    began = time.monotonic()
+    assert native.library(source) is None and native.library(source, "-O0") is None
+    with pytest.raises(subprocess.SubprocessError, match="did not come back in 0.2 s"):
+        native._compiled([], source.parent)
+    assert time.monotonic() - began < 30
 
 
 @here
@@ -103,7 +163,7 @@ def test_a_machine_without_a_compiler_does_without(source: Path, monkeypatch: py
 @here
 def test_the_compiler_can_be_chosen(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = source.with_name("mine")
-    mine.write_text(f'#!/bin/sh\nexec {native.compiler()} -DMINE "$@"\n')
+    mine.write_text(f'#!/bin/sh\nexec {here_is} -DMINE "$@"\n')
     mine.chmod(0o755)
     source.write_text("#ifdef MINE\nint seven(void) { return 70; }\n#else\nint seven(void) { return 7; }\n#endif\n")
     assert native.library(source) is not None
@@ -117,7 +177,7 @@ def test_the_compiler_can_be_chosen(source: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_compiler_is_called_by_the_name_it_has(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # As ccache does it: one program under the names of all compilers, and of no use under its own.
     many, called = source.with_name("many-9.1"), source.with_name("some-cc")
-    many.write_text(f'#!/bin/sh\n[ "${{0##*/}}" = some-cc ] && exec {native.compiler()} "$@"\nexit 1\n')
+    many.write_text(f'#!/bin/sh\n[ "${{0##*/}}" = some-cc ] && exec {here_is} "$@"\nexit 1\n')
     many.chmod(0o755)
     called.symlink_to(many)
     monkeypatch.setenv("CC", str(called))

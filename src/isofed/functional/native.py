@@ -13,6 +13,7 @@ import logging
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -47,51 +48,81 @@ def wide() -> bool:
 def library(source: Path, *flags: str) -> ctypes.CDLL | None:
     """The functions of a C file, or nothing where they cannot be compiled."""
     try:
-        words = [*FLAGS, *flags, f"-I{HEADER.parent}", str(source)]
-        about = f"{source.read_text()}{HEADER.read_text()}{FLAGS}{flags}{_file_of_compiler()}{_processor()}"
-        folder = _folder()
-        if folder is None:
-            with tempfile.TemporaryDirectory() as own:
-                return ctypes.CDLL(str(_compiled(words, Path(own))))  # it stays in memory
-        kept = folder / f"{source.stem}-{hashlib.sha256(about.encode()).hexdigest()[:24]}.so"
-        # What somebody else has put there is not loaded, and what is damaged is made again.
-        if kept.is_file() and kept.stat().st_uid == os.getuid():
-            with suppress(OSError):
-                return ctypes.CDLL(str(kept))
-        with tempfile.TemporaryDirectory(dir=folder) as own:
-            os.replace(_compiled(words, Path(own)), kept)  # whole, also where several make it at once
-        return ctypes.CDLL(str(kept))
+        return _made(source, flags)
     except (OSError, subprocess.SubprocessError) as error:
         _log.info("%s is not compiled, and PyTorch's own functions are used: %s", source.name, error)
         return None
 
 
-def compiler() -> str | None:
-    """The C compiler of this machine: ``$CC``, or one of the usual names."""
-    names = (os.environ.get("CC") or "cc", "gcc", "clang")
-    return next((found for name in names if (found := shutil.which(name))), None)
+def _made(source: Path, flags: Sequence[str]) -> ctypes.CDLL:
+    words = [*FLAGS, *flags, f"-I{HEADER.parent}", str(source)]
+    about = f"{source.read_text()}{HEADER.read_text()}{FLAGS}{flags}{_identity()}{_processor()}"
+    folder = _folder()
+    if folder is None:
+        with tempfile.TemporaryDirectory() as own:
+            return ctypes.CDLL(str(_compiled(words, Path(own))))  # it stays in memory
+    name = f"{source.stem}-{_digest(about.encode())}"
+    for kept in folder.glob(f"{name}-*.so"):
+        # What somebody else has put there is not loaded, and what is damaged, which could end the process, made again.
+        with suppress(OSError):
+            if kept.stat().st_uid == os.getuid() and kept.stem == f"{name}-{_digest(kept.read_bytes())}":
+                return ctypes.CDLL(str(kept))
+    with tempfile.TemporaryDirectory(dir=folder) as own:
+        made = _compiled(words, Path(own))
+        kept = folder / f"{name}-{_digest(made.read_bytes())}.so"
+        os.replace(made, kept)  # whole, also where several make it at once
+    return ctypes.CDLL(str(kept))
+
+
+def compiler() -> list[str] | None:
+    """The command of this machine's C compiler: ``$CC``, which may have words behind it, or one of the usual names."""
+    given = os.environ.get("CC", "")
+    try:
+        commands = [[given], shlex.split(given)]
+    except ValueError:  # an open quotation mark
+        commands = [[given]]
+    commands += [["cc"], ["gcc"], ["clang"]]
+    for first, *rest in filter(None, commands):
+        if found := shutil.which(first):
+            return [found, *rest]
+    return None
 
 
 def compiled_by() -> str:
     """The name of the compiler's file, which mostly has its version in it; ``none`` where there is no compiler."""
-    return Path(_file_of_compiler() or "none").name
+    first, *rest = _identity() or ["none"]
+    return " ".join([Path(first).name, *rest])
 
 
-def _file_of_compiler() -> str | None:
+def _identity() -> list[str] | None:
     """To tell compilers apart. To call one it is no good: some programs are many, by the name they are called by."""
     found = compiler()
-    return found and os.path.realpath(found)
+    return found and [os.path.realpath(found[0]), *found[1:]]
+
+
+_hanging: set[str] = set()  # compilers that did not come back: one wait is enough
 
 
 def _compiled(words: Sequence[str], folder: Path) -> Path:
     program, made = compiler(), folder / "made.so"
     if program is None:
         raise FileNotFoundError("there is no C compiler")
-    asked = [program, *words, "-o", str(made)]
-    done = subprocess.run(asked, capture_output=True, text=True, timeout=_PATIENCE)
+    name = shlex.join(program)
+    if name in _hanging:
+        raise subprocess.SubprocessError(f"{name} did not come back in {_PATIENCE} s")
+    try:
+        asked = [*program, *words, "-o", str(made)]
+        done = subprocess.run(asked, capture_output=True, text=True, errors="replace", timeout=_PATIENCE)
+    except subprocess.TimeoutExpired:
+        _hanging.add(name)
+        raise
     if done.returncode:
-        raise subprocess.SubprocessError(f"{program}: {done.stderr.strip()[:300]}")
+        raise subprocess.SubprocessError(f"{name}: {done.stderr.strip()[:300]}")
     return made
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:24]
 
 
 def _folder() -> Path | None:
@@ -101,6 +132,9 @@ def _folder() -> Path | None:
     try:
         folder = Path(given or "~/.cache/isofed").expanduser() / "native"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        about = folder.stat()
+        if about.st_uid != os.getuid() or about.st_mode & 0o022:  # others could change what is loaded from there
+            return None
         with tempfile.TemporaryFile(dir=folder):
             return folder
     except (OSError, RuntimeError):  # it cannot be written, or this user has no home
@@ -128,4 +162,9 @@ def is_plain(x: Tensor) -> bool:
 def reads(x: Tensor) -> bool:
     """Whether C can read a tensor, and nobody wants to see or change what PyTorch does with it."""
     seen = torch._C._len_torch_function_stack() > 0 or torch._C._len_torch_dispatch_stack() > 0
-    return not seen and is_plain(x) and not x.is_neg()
+    return not seen and is_plain(x) and has_numbers(x)
+
+
+def has_numbers(x: Tensor) -> bool:
+    """Whether a tensor's memory holds its numbers: none that are negated when read, that are many at once, or zeros."""
+    return not (x.is_neg() or x._is_zerotensor() or torch._C._functorch.is_legacy_batchedtensor(x))
