@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ import torch
 
 from isofed.engine import sgd
 from isofed.engine.replica import Replica
+from isofed.federation import Federation
 from isofed.layout import Layout
 from isofed.models import create, dense
 from tests.engine.own_methods import HERE
@@ -122,3 +125,60 @@ def test_what_else_depends_on_a_dense_layers_weight_is_added(monkeypatch: pytest
         assert not piece.factors and piece.found is not None and layer.factors is None
         found.append(piece.found)
     torch.testing.assert_close(*found)
+
+
+def last_weights(model: str, monkeypatch: pytest.MonkeyPatch, fused: str) -> dict[str, torch.Tensor]:
+    monkeypatch.setenv("ISOFED_FUSED", fused)
+    data = "synthetic:samples=64,test=8,size=32,channels=3"
+    short: dict[str, Any] = {"clients": 1, "rounds": 1, "local_steps": 2, "batch_size": 16, "momentum": 0.0}
+    run = Federation(model=model, data=data, partition="iid", executor="serial", **short)
+    run.fit()
+    return run.layout.views(run.state.weights)
+
+
+@pytest.mark.parametrize(
+    "dense",
+    [
+        "weight_norm(nn.Linear(3072, 512))",
+        "spectral_norm(nn.Linear(3072, 512))",
+        "prune.l1_unstructured(nn.Linear(3072, 512), 'weight', 0.5)",
+        "with_another(nn.Linear(3072, 512))",
+        "hooked(nn.Linear(3072, 512))",
+    ],
+)
+def test_a_weight_that_is_not_multiplied_with_as_it_is(
+    dense: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is trained is what a tensor is made of, or a gradient that a hook has changed: never the product's own."""
+    file = tmp_path / "net.py"
+    file.write_text(
+        "from torch import nn, zeros\n"
+        "from torch.nn.utils import prune, spectral_norm, weight_norm\n"
+        "from isofed.models import adapt\n"
+        "def with_another(layer):\n"
+        "    layer.extra = nn.Parameter(zeros(512, 3072))\n"
+        "    return layer\n"
+        "def hooked(layer):\n"
+        "    layer.weight.register_hook(lambda g: g * 0)\n"
+        "    return layer\n"
+        "def build(shape, classes):\n"
+        f"    return adapt(nn.Sequential(nn.Flatten(), {dense}, nn.ReLU(), nn.Linear(512, classes)), '3')\n"
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of PyTorch, which has newer ways for some of these
+        found, wanted = (last_weights(f"{file}:build", monkeypatch, fused) for fused in "10")
+    assert found.keys() == wanted.keys()
+    for name, value in wanted.items():
+        torch.testing.assert_close(found[name], value, atol=2e-5, rtol=1e-4, msg=name)
+
+
+@pytest.mark.skipif(not dense.goes_along(torch.zeros(4, 64)), reason="no AVX-512, no oneDNN or no C compiler")
+def test_a_hook_that_comes_later_gets_its_gradient() -> None:
+    run = federation(data="synthetic:samples=80,test=8,size=32,channels=3", model="pfl-cnn", momentum=0.0)
+    local = Replica(run.world, CPU).local
+    ((layer, piece),) = local._factored
+    seen: list[torch.Size] = []
+    layer.weight.register_hook(lambda g: seen.append(g.shape))
+    local.set_batch(torch.randn(16, 3, 32, 32), torch.randint(4, (16,)))
+    local.pass_over(apart=True)
+    assert seen == [layer.weight.shape] and not piece.factors and piece.found is not None

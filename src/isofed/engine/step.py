@@ -33,7 +33,7 @@ from isofed.models.dropout import dropouts
 from isofed.models.fused import fuse
 from isofed.models.parts import added
 from isofed.models.quick import quicken
-from isofed.models.residual import is_ours
+from isofed.models.residual import is_ours, watched
 from isofed.models.slim import Cut
 
 
@@ -224,7 +224,7 @@ class LocalStep:
         step = self.step
         step.cuts = []
         for layer, _ in self._factored:
-            layer.factors = [] if apart and self._fresh else None
+            layer.factors = [] if apart and self._fresh and not layer.weight._backward_hooks else None
         with self._lowered():
             with self.autocast():
                 step.forward(step.inputs)
@@ -349,16 +349,27 @@ def _apart(parts: Sequence[tuple[Tensor, Tensor]]) -> list[list[tuple[Tensor, Te
 def _factored(
     network: nn.Module, parameters: Sequence[nn.Parameter], pieces: Sequence[Piece]
 ) -> list[tuple[Dense, Piece]]:
-    """Dense layers whose weight is a piece of its own, and no other module's."""
+    """Dense layers whose weight is a piece of its own, no other module's, and multiplied with as it is.
+
+    Weight norm and pruning by hooks multiply with a tensor that they make of the parameter.
+    """
     if not all(is_ours(module) for module in network.modules()):  # another may ask for a gradient on its way
         return []
     owners: dict[int, list[nn.Module]] = {}
     for module in network.modules():
         for parameter in module.parameters(recurse=False):
             owners.setdefault(id(parameter), []).append(module)
-    alone = [(owners[id(parameters[piece.number])], piece) for piece in pieces if piece.number is not None]
-    one = [(own[0], piece) for own, piece in alone if len(own) == 1]
-    return [(layer, piece) for layer, piece in one if isinstance(layer, Dense) and goes_along(piece.weights)]
+    found = []
+    for piece in pieces:
+        if piece.number is None:
+            continue
+        parameter = parameters[piece.number]
+        layer, *others = owners[id(parameter)]
+        if others or not isinstance(layer, Dense) or watched(layer):
+            continue
+        if layer._parameters.get("weight") is parameter and goes_along(piece.weights):
+            found.append((layer, piece))
+    return found
 
 
 def _gaps(entries: Iterable[Entry], vector: Tensor) -> list[Tensor]:
