@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, MutableMapping, Sequence
+from collections.abc import Container, Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from isofed.engine.exact import ExactSum
+from isofed.engine.exact import ExactSum, Uneven
 from isofed.engine.replica import Job, Outcome, one_thread
 from isofed.engine.world import World
+from isofed.errors import BadMethod
 from isofed.gathered import Gathered
 from isofed.layout import Layout, Policy, Tensors
 
+_PLACES = ("", "mean", "sum")  # of a visit, for each of the groups of sums
 _COUNTS = ("clients", "_steps", "_samples", "_skipped", "_up")
 
 
@@ -25,6 +28,15 @@ class Partial:
 
     answered: int  # clients that have come back; fewer than none where their results were lost and they train again
     content: dict[str, Any] | None = None  # of a :class:`Collected` over there
+
+
+@contextmanager
+def _even(place: str, key: str) -> Iterator[None]:
+    """What clients send is added up, so it must have one shape."""
+    try:
+        yield
+    except Uneven as shapes:
+        raise BadMethod(f"visit.{place}['{key}'] must have the same shape at every client, not {shapes}") from None
 
 
 class Collected:
@@ -78,9 +90,11 @@ class Collected:
             if outcome.statistics.numel():
                 self._statistics.add(outcome.statistics, weight)
         for key, value in outcome.mean.items():
-            self.means.setdefault(key, ExactSum(self._expected)).add(value, weight)
+            with _even("mean", key):
+                self.means.setdefault(key, ExactSum(self._expected)).add(value, weight)
         for key, value in outcome.sum.items():
-            self.sums.setdefault(key, ExactSum(len(self._asked))).add(value)
+            with _even("sum", key):
+                self.sums.setdefault(key, ExactSum(len(self._asked))).add(value)
         if outcome.model is not None:
             self.models[outcome.client] = outcome.model
         self.states[outcome.client] = outcome.state
@@ -107,9 +121,10 @@ class Collected:
 
     def merge(self, content: dict[str, Any]) -> None:
         """Take over what was collected from other clients of the same round."""
-        for (mine, expected), theirs in zip(self._groups(), content["sums"], strict=True):
+        for place, (mine, expected), theirs in zip(_PLACES, self._groups(), content["sums"], strict=True):
             for key, parts in theirs.items():
-                mine.setdefault(key, ExactSum(expected)).merge(parts)
+                with _even(place, key):
+                    mine.setdefault(key, ExactSum(expected)).merge(parts)
         for name, count in zip(_COUNTS, content["counts"], strict=True):
             setattr(self, name, getattr(self, name) + count)
         for known, new in zip(self._by_client(), content["by client"], strict=True):

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isofed.engine import exact
-from isofed.engine.exact import LIMIT, SMALL, ExactSum, fits
+from isofed.engine.exact import LIMIT, SMALL, ExactSum, Uneven, fits
 from isofed.functional import native
 
 QUICK = settings(max_examples=60, deadline=None)
@@ -71,6 +71,25 @@ def test_c_is_not_asked_to_read_what_lies_otherwise() -> None:
     column.add(square[:, 3])
     assert torch.equal(straight.sum(), turned.sum()) and torch.equal(straight.sum(), double.sum())
     assert torch.equal(column.sum(), straight.sum()[3])
+
+
+def test_terms_of_different_shapes_are_refused() -> None:
+    """Written in C, a longer one would go over the end of the sum's memory, and a shorter one be part of a term."""
+    made, other = ExactSum(4.0), ExactSum(4.0)
+    made.add(torch.ones(10))
+    other.add(torch.ones(1))
+    for shape in ((4,), (100,), (2, 5), ()):
+        with pytest.raises(Uneven, match=r"\[10\] and"):
+            made.add(torch.ones(shape))
+    with pytest.raises(Uneven):
+        made.merge(other.parts())
+    assert torch.equal(made.sum(), torch.ones(10, dtype=torch.float64))
+
+
+def test_a_number_that_is_negated_when_it_is_read() -> None:
+    made = ExactSum(1.0)
+    made.add(torch.complex(torch.ones(3), torch.ones(3)).conj().imag[:1])
+    assert made.sum().tolist() == [-1.0]
 
 
 @QUICK

@@ -218,6 +218,22 @@ def test_what_a_client_sends_must_be_tensors() -> None:
 
 
 @dataclass(frozen=True)
+class SendsMoreAndMore(Method):
+    """Sends as many numbers as a client has samples of its commonest class."""
+
+    place: str = "sum"
+
+    def end(self, visit: Visit) -> None:
+        getattr(visit, self.place)["sends.some"] = torch.ones(int(visit.label_counts.max()) + visit.client)
+
+
+@pytest.mark.parametrize("place", ["sum", "mean"])
+def test_what_clients_send_must_have_one_shape(place: str) -> None:
+    said = said_by(SendsMoreAndMore(place))
+    assert said.startswith(f"visit.{place}['sends.some'] must have the same shape at every client, not [")
+
+
+@dataclass(frozen=True)
 class Draws(Method):
     """Plans what the test says."""
 

@@ -44,6 +44,10 @@ class Parts(NamedTuple):
     weight: float
 
 
+class Uneven(ValueError):
+    """Terms of a sum that have different shapes."""
+
+
 class ExactSum:
     """A weighted sum of tensors, and their weighted mean; the division comes last, because clients fail.
 
@@ -65,6 +69,7 @@ class ExactSum:
         """
         if self._fine is None:
             self._fine = torch.zeros(value.shape, dtype=torch.float64, device=value.device)
+        self._check(value)
         factor = weight * self._scale
         small = largest * factor < SMALL
         self._make_room(largest * factor if small else _REST)
@@ -84,10 +89,15 @@ class ExactSum:
         """Add another sum, whose weights are expected in this one: the same bits as if its terms came one by one."""
         if parts.scale != self._scale:
             raise ValueError("sums of different scales cannot be merged")
+        self._check(parts.fine)
         self._make_room(_REST)
         self._coarse = parts.coarse.clone() if self._coarse is None else self._coarse.add_(parts.coarse)
         self._fine = parts.fine.clone() if self._fine is None else self._fine.add_(parts.fine)
         self.weight += parts.weight
+
+    def _check(self, value: Tensor) -> None:
+        if self._fine is not None and self._fine.shape != value.shape:
+            raise Uneven(f"{list(self._fine.shape)} and {list(value.shape)}")
 
     def _make_room(self, size: float) -> None:
         """For a term of at most this size, in the fine sum."""
@@ -115,7 +125,7 @@ def _add(value: Tensor, factor: float, coarse: Tensor | None, fine: Tensor) -> N
     """Add a term to the two sums; without a coarse one, all of it to the fine one."""
     tensors = [t for t in (value, fine, coarse) if t is not None]
     fits = all(t.device.type == "cpu" and t.is_contiguous() for t in tensors) and value.dtype == torch.float32
-    if fits and _functions() is not None:
+    if fits and native.has_numbers(value) and _functions() is not None:
         places = None if coarse is None else coarse.data_ptr(), fine.data_ptr(), value.numel()
         _functions().isofed_add(value.data_ptr(), factor, _COARSE, _FINE, *places)
         return
