@@ -10,6 +10,7 @@ from torch.func import functional_call, vmap
 from torch.fx import symbolic_trace
 from torch.nn.functional import linear
 from torch.nn.utils.parametrize import register_parametrization
+from torch.utils.flop_counter import FlopCounterMode
 
 from isofed.models import dense
 from isofed.models.dense import Dense
@@ -159,3 +160,11 @@ def test_a_layer_that_is_used_twice_gives_two_pairs_of_factors() -> None:
     layer.factors = None
     (wanted,) = torch.autograd.grad(layer(layer(x)).square().sum(), [layer.weight])
     assert (made - wanted).norm() < 1e-5 * wanted.norm()
+
+
+@here
+def test_whoever_counts_operations_sees_the_product() -> None:
+    made, x = layer(2048, 1024), torch.randn(2, 2048)
+    with FlopCounterMode(display=False) as counter:
+        made(x)
+    assert counter.get_total_flops() == 2 * 2 * 2048 * 1024

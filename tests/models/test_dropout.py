@@ -76,3 +76,17 @@ def test_without_a_key_or_outside_of_training_it_is_not_used() -> None:
     assert not in_c(nn.functional.relu(drop(x)))
     drop.key = torch.tensor(1)
     assert in_c(drop(x)) and drop.eval()(x) is x
+
+
+def test_many_gradients_at_once() -> None:
+    drop, x = layer(0.5, 3), torch.randn(6, 9, requires_grad=True)
+    y = drop(x)
+    assert in_c(y)
+    many = torch.randn(3, 6, 9)
+    (found,) = torch.autograd.grad(y, x, many, retain_graph=True, is_grads_batched=True)
+    wanted = [torch.autograd.grad(y, x, g, retain_graph=True)[0] for g in many]
+    assert torch.equal(found, torch.stack(wanted))
+
+
+def test_zeros_without_memory_stay_zeros() -> None:
+    assert torch.equal(layer(0.5, 3)(torch._efficientzerotensor((4, 5))), torch.zeros(4, 5))

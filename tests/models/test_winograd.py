@@ -364,3 +364,54 @@ def test_the_engine_trains_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
         found.append(replica.visit(Job(1, 0, 0.05, 0.5), weights, {}, None))
     assert seen == [True] * 4  # two epochs of two steps, with the maximum; none where it is switched off
     assert error(found[0].update, found[1].update) < 1e-3
+
+
+@pytest.mark.parametrize("pool", [False, True])
+def test_the_default_type_is_not_asked(pool: bool) -> None:
+    """C writes float32, whatever new tensors are elsewhere."""
+    made = layer(32, 32, pool=pool)
+    x = pictures(4, 32, 12, 12).requires_grad_()
+    leaves = [x, *made.parameters()]
+    wanted = made(x)
+    gradients = torch.autograd.grad(wanted.square().sum(), leaves)
+    for kind in (torch.float64, torch.bfloat16):
+        winograd._room.here = torch.empty(0)
+        torch.set_default_dtype(kind)
+        try:
+            y = made(x)
+            found = torch.autograd.grad(y.square().sum(), leaves)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        assert torch.equal(y, wanted) and all(torch.equal(f, g) for f, g in zip(found, gradients, strict=True))
+
+
+def test_a_bias_may_change_where_no_derivative_needs_it() -> None:
+    made, x = layer(32, 32), pictures(4, 32, 12, 12)
+    y = made(x)
+    with torch.no_grad():
+        made.bias.zero_()  # type: ignore[union-attr]
+    y.sum().backward()
+    assert made.weight.grad is not None and "Convolution" in type(y.grad_fn).__name__
+
+
+@pytest.mark.parametrize("pool", [False, True])
+def test_many_gradients_at_once(pool: bool) -> None:
+    made, x = layer(32, 32, pool=pool), pictures(4, 32, 12, 12).requires_grad_()
+    y = made(x)
+    many = torch.randn(3, *y.shape)
+    (found,) = torch.autograd.grad(y, x, many, retain_graph=True, is_grads_batched=True)
+    wanted = [torch.autograd.grad(y, x, g, retain_graph=True)[0] for g in many]
+    assert error(found, torch.stack(wanted)) < NEAR
+
+
+def test_what_is_changed_later_is_heeded() -> None:
+    x, made = pictures(4, 32, 12, 12), layer(32, 32)
+    made.stride = (2, 2)
+    assert made(x).shape == (4, 32, 6, 6)
+    made = layer(32, 32)
+    made.padding = "same"
+    assert made(x).shape == (4, 32, 12, 12)
+    made = layer(32, 32)
+    made.bias = nn.Parameter(torch.zeros(16))
+    with pytest.raises(RuntimeError):
+        made(x)

@@ -47,7 +47,7 @@ class Dense(nn.Linear):
     factors: Factors | None = None
 
     def forward(self, input: Tensor) -> Tensor:
-        if native.is_plain(input) and native.is_plain(self.weight) and self._is_large(input):
+        if native.reads(input) and native.reads(self.weight) and self._is_large(input):
             made: Tensor = _Product.apply(input, self.weight, self.bias, self.factors)
             return made
         return super().forward(input)

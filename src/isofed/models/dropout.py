@@ -84,7 +84,7 @@ def _reads(x: Tensor) -> bool:
 class _Dropped(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, key: int, p: float) -> Tensor:
-        ctx.key, ctx.p = key, p
+        ctx.shape, ctx.key, ctx.p = x.shape, key, p
         made = torch.empty_like(x)
         size = (1, 1, x.numel()) if x.is_contiguous() else (len(x), x.shape[2] * x.shape[3], x.shape[1])
         places = x.data_ptr(), made.data_ptr()
@@ -93,15 +93,19 @@ class _Dropped(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        return dropped(g, ctx.key, ctx.p), None, None
+        return dropped(g, ctx.key, ctx.p, ctx.shape), None, None
 
 
-def dropped(x: Tensor, key: int, p: float) -> Tensor:
-    """Entries dropped and scaled in one go; the derivative does the same with what comes back."""
+def dropped(x: Tensor, key: int, p: float, shape: torch.Size | None = None) -> Tensor:
+    """Entries dropped and scaled in one go; the derivative does the same with what comes back.
+
+    ``shape`` is what one of several has, where ``x`` may be many at once.
+    """
     if _reads(x):
         made: Tensor = _Dropped.apply(x, key, p)
         return made
-    return x * (hashed(key, places(x)) >= least_kept(p)).to(x.dtype).mul_(1 / (1 - p))
+    terms = places(x if shape is None else torch.empty(shape, device=x.device))
+    return x * (hashed(key, terms) >= least_kept(p)).to(x.dtype).mul_(1 / (1 - p))
 
 
 def least_kept(p: float) -> int:

@@ -79,7 +79,8 @@ class Convolution(nn.Conv2d):
 
     def _pays(self, x: Tensor) -> bool:
         size = (self.out_channels, self.in_channels, 3, 3)
-        right = x.dim() == 4 and x.shape[1] == self.in_channels and self.weight.shape == size
+        right = x.dim() == 4 and x.shape[1] == self.in_channels and self.weight.shape == size and fits(self)
+        right = right and (self.bias is None or self.bias.shape == (self.out_channels,))
         # PyTorch's own would share the work among threads, and wants channels that lie otherwise as they are.
         return right and x.stride(1) == 1 and torch.get_num_threads() == 1 and Cut.of(self, x).pays
 
@@ -151,12 +152,12 @@ class Cut:
 class _Room(threading.local):
     """Memory for what is needed only for a moment, kept: the system has to clear what is new."""
 
-    here = torch.empty(0)
+    here = torch.empty(0, dtype=torch.float32)
 
     def __call__(self, cut: Cut) -> int:
         size = _functions().isofed_room(cut.shape)
         if len(self.here) < size:
-            self.here = torch.empty(size)
+            self.here = torch.empty(size, dtype=torch.float32)
         return self.here.data_ptr()
 
 
@@ -168,7 +169,7 @@ def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, cut: Cut) -> tuple[
     x, weight = (t.contiguous(memory_format=torch.channels_last) for t in (x, weight))
     bias = None if bias is None else bias.contiguous()
     size = (cut.pictures, cut.outside, cut.shape.height, cut.shape.width)
-    y = torch.empty(size, memory_format=torch.channels_last)
+    y = torch.empty(size, dtype=torch.float32, memory_format=torch.channels_last)
     which = torch.empty(size, dtype=torch.uint8, memory_format=torch.channels_last) if cut.pool else None
     places = (None if t is None else t.data_ptr() for t in (x, weight, bias, y, which))
     _functions().isofed_forward(cut.shape, *places, _room(cut))
@@ -182,10 +183,10 @@ def _backward(
     given = [None if t is None else t.contiguous(memory_format=torch.channels_last) for t in (x, weight, g)]
     sizes = (cut.pictures, cut.inside, cut.rows, cut.columns), (cut.outside, cut.inside, 3, 3)
     dx, dweight = (
-        torch.empty(size, memory_format=torch.channels_last) if want else None
+        torch.empty(size, dtype=torch.float32, memory_format=torch.channels_last) if want else None
         for size, want in zip(sizes, wanted, strict=False)
     )
-    dbias = torch.empty(cut.outside)
+    dbias = torch.empty(cut.outside, dtype=torch.float32)
     places = (None if t is None else t.data_ptr() for t in (*given, which, dx, dweight, dbias))
     _functions().isofed_backward(cut.shape, *places, _room(cut))
     return dx, dweight, dbias
@@ -197,7 +198,12 @@ class _Convolution(torch.autograd.Function):
         made, which = _forward(x, weight, bias, cut)
         to_x, to_weight, _, _ = ctx.needs_input_grad
         # As with PyTorch's own, nobody may change in place what a derivative needs, and everybody what none does.
-        ctx.save_for_backward(x if to_weight or cut.pool else None, weight if to_x or cut.pool else None, bias, which)
+        ctx.save_for_backward(
+            x if to_weight or cut.pool else None,
+            weight if to_x or cut.pool else None,
+            bias if cut.pool else None,
+            which,
+        )
         ctx.cut = cut
         return made
 
