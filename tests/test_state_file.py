@@ -178,6 +178,16 @@ def test_calls_that_take_a_few_bytes(file: int, tmp_path: Path, monkeypatch: pyt
         assert checksum == zlib.crc32(by_hand(state))
 
 
+def test_only_what_was_written_is_said_to_be_of_no_use(file: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What lies between is on the disk already, and would have to be read from there."""
+    told: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda file, start, length, _: told.append((start, start + length)))
+    places = table([vector(*range(2000)) for _ in range(9)], {})
+    room = int(places[0, 1])
+    state_file.begin_to_save(file, places[[1, 2, 3, 6, 8]])
+    assert told == [(room, 4 * room), (6 * room, 7 * room), (8 * room, 9 * room)]
+
+
 @pytest.mark.parametrize("what", ["flipped", "cut", "beyond", "another record", "no record"])
 def test_what_is_not_the_record_is_none(what: str, way: str, file: int) -> None:
     states = [vector(1, 2, 3), vector(4, 5, 6)]

@@ -72,9 +72,13 @@ def begin_to_save(file: int, places: Places) -> None:
 
     Linux does so when it is told that nobody will read these places soon; what is not on the disk yet, it keeps.
     """
-    if hasattr(os, "posix_fadvise"):
-        start, end = places[0, OFFSET], places[-1, OFFSET] + places[-1, ROOM]
-        os.posix_fadvise(file, int(start), int(end - start), os.POSIX_FADV_DONTNEED)
+    if not hasattr(os, "posix_fadvise"):
+        return
+    starts, ends = places[:, OFFSET], places[:, OFFSET] + places[:, ROOM]
+    gaps = np.flatnonzero(starts[1:] != ends[:-1]) + 1  # what lies there is somebody else's, who may want to read it
+    for run in np.split(np.arange(len(places)), gaps):
+        start, end = int(starts[run[0]]), int(ends[run[-1]])
+        os.posix_fadvise(file, start, end - start, os.POSIX_FADV_DONTNEED)
 
 
 def get(file: int, offset: int, length: int, checksum: int) -> Tensors | None:
