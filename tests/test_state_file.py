@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch._utils import _flatten_dense_tensors
 
 from isofed import state_file
 from isofed.files import Tensors, raw
@@ -85,7 +86,7 @@ def by_hand(state: Tensors) -> bytes:
 
 def some_states() -> list[Tensors]:
     torch.manual_seed(0)
-    sizes = [0, 1, 3, 15, 16, 17, 255, 1023, 1024, 20_000, 99_690]
+    sizes = [0, 1, 3, 15, 16, 17, 255, 1023, 1024, 20_000, 300_000]
     plain = [{"v": torch.randn(size)} for size in sizes]
     others: list[Tensors] = [
         {"a": torch.randint(0, 255, (n,), dtype=torch.uint8), "b": torch.randn(3).bfloat16()} for n in range(1, 20)
@@ -207,18 +208,31 @@ def test_what_is_not_the_record_is_none(what: str, way: str, file: int) -> None:
     assert get(file, offset, length, sums[0]) is None
 
 
-def test_tensors_come_to_the_host_together() -> None:
-    """What a GPU's states take, on a processor: no bit changes, whatever lies how in memory."""
+@pytest.mark.parametrize("room", [True, False])
+def test_tensors_come_to_the_host_together(room: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a GPU's states take, on a processor: no bit changes, whatever lies how in memory, and however full it is."""
+    together = list[int]()
+
+    def noted(values: list[torch.Tensor]) -> torch.Tensor:
+        together.append(len(values))
+        if not room:
+            raise torch.OutOfMemoryError
+        return _flatten_dense_tensors(values)
+
+    monkeypatch.setattr(state_file, "_flatten_dense_tensors", noted)
     values = [
         torch.randn(5),
+        torch.arange(7),
         torch.randn(2, 3, 5, 4).to(memory_format=torch.channels_last),
         torch.randn(6, 4).t(),
+        torch.randn(300_000),  # large enough for a copy of its own
         torch.tensor(3.0),
         torch.tensor([float("nan"), -0.0, float("inf")], requires_grad=True),
     ]
-    found = state_file._together(values)
-    assert [v.shape for v in found] == [v.shape for v in values]
-    assert all(v.is_contiguous() and raw(v) == raw(w) for v, w in zip(found, values, strict=True))
+    found = state_file._copied(values)
+    assert [(v.dtype, v.shape) for v in found] == [(v.dtype, v.shape) for v in values]
+    assert all(raw(v) == raw(w) for v, w in zip(found, values, strict=True))
+    assert together == [5, 1]
 
 
 @pytest.mark.gpu

@@ -14,6 +14,7 @@ import os
 import zlib
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -162,18 +163,15 @@ def _first(pieces: list[memoryview]) -> list[memoryview]:
 def _on_host(states: Sequence[Tensors]) -> list[Tensors]:
     """The same in the host's memory, each tensor's numbers in their order; those of a GPU come together."""
     found = [{name: _plain(value) for name, value in state.items()} for state in states]
-    away: dict[tuple[torch.device, torch.dtype], list[tuple[Tensors, str]]] = defaultdict(list)
-    for state in found:
-        for name, value in state.items():
-            if value.is_cuda and value.numel():
-                away[value.device, value.dtype].append((state, name))
-    for (device, _), places in away.items():
+    places = [(state, name) for state in found for name, value in state.items() if value.is_cuda and value.numel()]
+    for device in {state[name].device for state, name in places}:
+        here = [(state, name) for state, name in places if state[name].device == device]
         lane = _lane(device)
         lane.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(lane):
-            here = _together([state[name] for state, name in places])
+            copies = _copied([state[name] for state, name in here])
         lane.synchronize()
-        for (state, name), value in zip(places, here, strict=True):
+        for (state, name), value in zip(here, copies, strict=True):
             state[name] = value
     return found
 
@@ -184,12 +182,19 @@ def _lane(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-def _together(values: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Tensors of one type on the host, in one copy; on a GPU, once its stream has come so far."""
-    there: Sequence[Tensor] = _unflatten_dense_tensors(
-        _flatten_dense_tensors(values).to("cpu", non_blocking=True), values
-    )
-    return there
+def _copied(values: Sequence[Tensor]) -> list[Tensor]:
+    """Tensors on the host, once their stream has come so far; the small ones of a type in one copy."""
+    made: dict[int, Tensor] = {}
+    alike: dict[torch.dtype, list[int]] = defaultdict(list)
+    for n, value in enumerate(values):
+        if value.nbytes <= CALL:
+            alike[value.dtype].append(n)
+    for numbers in alike.values():
+        some = [values[n] for n in numbers]
+        with suppress(torch.OutOfMemoryError):  # it takes as much memory again, which only saves time
+            flat = _flatten_dense_tensors(some).to("cpu", non_blocking=True)
+            made |= dict(zip(numbers, _unflatten_dense_tensors(flat, some), strict=True))
+    return [made[n] if n in made else value.to("cpu", non_blocking=True) for n, value in enumerate(values)]
 
 
 def _plain(value: Tensor) -> Tensor:
