@@ -34,7 +34,7 @@ def test_scalars_of_a_record() -> None:
 
 def test_without_the_package_one_sentence_and_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"track=tensorboard needs the extra: pip install 'isofed\[track\]'"):
+    with pytest.raises(UserError, match=r"track=tensorboard needs TensorBoard: pip install 'tensorboard>="):
         small(track="tensorboard", out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
     check("none", recorded=False)

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from isofed import extras
 from isofed.draws import draw_clients, drawn
 from isofed.errors import UserError
 from isofed.methods.gaussian import Gaussian
@@ -37,10 +38,10 @@ NEIGHBOURS = "the data of one client are replaced by any others"
 def need_accountant(who: str) -> None:
     """Refuse to go on without an accountant that can do what is asked of it here."""
     if find_spec("dp_accounting") is None:
-        raise UserError(f"{who} needs an accountant of privacy: pip install 'isofed[privacy]'")
+        raise UserError(f"{who} needs an accountant of privacy: {extras.command('privacy')}")
     if not hasattr(import_module("dp_accounting"), "get_epsilon_gaussian"):
         raise UserError(
-            f"{who} needs dp-accounting 0.6, and the one that is installed is older: pip install 'isofed[privacy]'"
+            f"{who} needs dp-accounting 0.6, and the one that is installed is older: {extras.command('privacy')}"
         )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from isofed import extras
 from isofed.errors import UserError
 from isofed.progress import Watcher
 
@@ -24,7 +25,7 @@ def check(track: str, recorded: bool) -> None:
     if track == "none":
         return
     if importlib.util.find_spec("tensorboard") is None:
-        raise UserError("track=tensorboard needs the extra: pip install 'isofed[track]'")
+        raise UserError(f"track=tensorboard needs TensorBoard: {extras.command('track')}")
     if not recorded:
         raise UserError("track=tensorboard logs into the run folder; say where that is with out=")
 

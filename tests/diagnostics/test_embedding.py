@@ -30,7 +30,7 @@ def test_groups_that_are_apart_stay_apart() -> None:
 
 def test_without_scikit_learn_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "sklearn.manifold", None)
-    with pytest.raises(UserError, match="pip install 'isofed\\[plot\\]'"):
+    with pytest.raises(UserError, match="pip install .*'scikit-learn>="):
         tsne(torch.randn(10, 3))
 
 

@@ -277,14 +277,14 @@ def test_what_noise_would_not_hide_is_refused(given: dict[str, Any], message: st
 
 def test_without_the_accountant_noise_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(privacy, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"^gaussian needs an .*: pip install 'isofed\[privacy\]'"):
+    with pytest.raises(UserError, match=r"^gaussian needs an .*: pip install 'dp-accounting"):
         small(method="gaussian")
 
 
 def test_an_older_accountant_is_refused_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr("dp_accounting.get_epsilon_gaussian")
     with pytest.raises(
-        UserError, match=r"^gaussian needs .*the one that is installed is older: pip install 'isofed\[privacy\]'"
+        UserError, match=r"^gaussian needs .*the one that is installed is older: pip install 'dp-accounting"
     ):
         small(method="gaussian")
 

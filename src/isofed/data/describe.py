@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from isofed import extras
 from isofed.data.base import Index
 from isofed.errors import UserError
 
@@ -81,7 +82,7 @@ def picture(counts: Index, classes: Sequence[str], path: str | Path, title: str 
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        raise UserError("pictures need matplotlib: pip install 'isofed[plot]'") from None
+        raise UserError(f"pictures need matplotlib: {extras.command('plot')}") from None
     clients = len(counts)
     small = clients <= _BUBBLES and len(classes) <= _BUBBLES
     size = (max(4.5, 1.8 + 0.32 * clients), max(3.2, 1.8 + 0.26 * len(classes))) if small else (9.0, 6.5)

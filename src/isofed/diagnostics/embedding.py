@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from isofed import extras
 from isofed.errors import NotFinite, UserError
 
 
@@ -27,7 +28,7 @@ def tsne(z: Tensor, perplexity: float = 30.0, seed: int = 0) -> Tensor:
     try:
         from sklearn.manifold import TSNE
     except ImportError:
-        raise UserError("t-SNE needs scikit-learn: pip install 'isofed[plot]'") from None
+        raise UserError(f"t-SNE needs scikit-learn: {extras.command('plot')}") from None
     if z.dim() != 2 or len(z) < 4 or z.shape[1] < 2:
         raise ValueError(f"a t-SNE needs features [samples, width] of at least four samples, not {list(z.shape)}")
     if not bool(z.isfinite().all()):

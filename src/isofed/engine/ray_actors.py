@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from isofed import extras
 from isofed.collect import Partial
 from isofed.engine.choose import available_cores
 from isofed.engine.plan import steps_of
@@ -307,7 +308,7 @@ def _ray() -> Any:
         with _quiet():
             return importlib.import_module("ray")
     except ImportError:
-        raise UserError("executor=ray needs the extra: pip install 'isofed[ray]'") from None
+        raise UserError(f"executor=ray needs Ray: {extras.command('ray')}") from None
 
 
 def _connect(ray: Any, actors: int | None) -> None:

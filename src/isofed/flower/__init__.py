@@ -7,7 +7,7 @@ A Flower app made of isofed is two lines, and ``isofed flower new`` writes them:
     app = client()
 
 Everything else is the library: the server runs the round of :mod:`isofed.federation` with an executor whose clients
-are sites, and a site runs the same local step as a simulation. Needs the extra: ``pip install 'isofed[flower]'``.
+are sites, and a site runs the same local step as a simulation. Needs the extra ``flower``.
 """
 
 from __future__ import annotations

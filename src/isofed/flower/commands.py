@@ -14,6 +14,7 @@ from typing import Any
 
 from rich.console import Console
 
+from isofed import extras
 from isofed.config import read_words, settings
 from isofed.data import AT_SITES
 from isofed.display import many, percent
@@ -21,7 +22,7 @@ from isofed.errors import RunError, UserError
 from isofed.files import locked
 
 if importlib.util.find_spec("flwr") is None:
-    raise UserError("isofed flower needs the extra: pip install 'isofed[flower]'")
+    raise UserError(f"isofed flower needs Flower: {extras.command('flower')}")
 
 from isofed.flower import processes
 from isofed.flower.addresses import joined, split, why_not

@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from isofed import extras
 from isofed.errors import RunError, UserError
 from isofed.flower.addresses import around_proxy, check_free, free_port, joined, near
 from isofed.flower.keys import Keys, private_folder, write_secret
@@ -173,7 +174,7 @@ def _toml(node: Mapping[str, object]) -> str:
 def check_installed() -> None:
     """Say what to install, where Flower is missing."""
     if shutil.which("flower-superlink", path=str(BIN)) is None:
-        raise UserError("isofed flower needs the extra: pip install 'isofed[flower]'")
+        raise UserError(f"isofed flower needs Flower: {extras.command('flower')}")
 
 
 def wait_until(condition: Callable[[], bool], group: Group, seconds: float, what: str) -> None:

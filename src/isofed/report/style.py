@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from isofed import extras
 from isofed.errors import UserError
 
 # Those of the page in light colours, in its order: Okabe and Ito's, some of them darker for lines on white.
@@ -37,7 +38,7 @@ def drawing() -> Iterator[None]:
     try:
         import matplotlib
     except ImportError:
-        raise UserError("pictures need matplotlib: pip install 'isofed[plot]'") from None
+        raise UserError(f"pictures need matplotlib: {extras.command('plot')}") from None
     with matplotlib.rc_context(_RC):
         yield
 

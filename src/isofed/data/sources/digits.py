@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from isofed import draws
+from isofed import draws, extras
 from isofed.data.base import Dataset, Part, held_out
 from isofed.data.sources import Progress
 from isofed.errors import UserError
@@ -23,7 +23,7 @@ def _digits(name: str) -> tuple[Part, Part]:
     try:
         from sklearn.datasets import load_digits
     except ImportError:
-        raise UserError(f"data set '{name}' comes with scikit-learn: pip install 'isofed[plot]'") from None
+        raise UserError(f"data set '{name}' comes with scikit-learn: {extras.command('plot')}") from None
     bunch = load_digits()
     images = torch.from_numpy((bunch.images * 15).astype(np.uint8))[..., None].contiguous()  # 0..16 to 0..240
     return held_out(name, Part(images, torch.from_numpy(bunch.target.astype(np.int64))))
