@@ -24,7 +24,7 @@ from isofed.engine.replica import Job, Replica, one_thread
 from isofed.engine.world import World
 from isofed.layout import Policy, Tensors
 from isofed.methods import Step
-from isofed.models import create, dense, has_batch_norm
+from isofed.models import create, has_batch_norm
 from isofed.models.base import Network
 from isofed.models.winograd import Convolution, Cut
 
@@ -65,6 +65,7 @@ def pictures(named: bool) -> str:
     return PICTURES.format(size=USUAL if named else SIZE)
 
 
+@one_thread(torch.device("cpu"))  # small layers, which several threads would only wait for one another with
 def cost(method: Any, *, dataset: Dataset | None = None, operations: bool = False, **settings: Any) -> Cost:
     """Run a method for two visits of one step, and count.
 
@@ -93,7 +94,7 @@ def cost(method: Any, *, dataset: Dataset | None = None, operations: bool = Fals
     meter, per_sample = _Meter(replica), world.settings.batch_size
     up_finally, flops_finally = 0, 0.0
     plain = int(pass_macs(network))
-    with one_thread(replica.device), meter.watching():
+    with meter.watching():
         first = replica.visit(job, replica.initial, sent, None)
         meter.reset()
         meter.operations = operations
@@ -156,8 +157,7 @@ class _Meter:
             return nullcontext()
         from torch.utils.flop_counter import FlopCounterMode
 
-        own = {torch.ops.mkldnn._linear_pointwise: _product_flops} if dense.available() else {}
-        return FlopCounterMode(display=False, custom_mapping=own)
+        return FlopCounterMode(display=False)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -235,11 +235,6 @@ def pass_macs(network: Network) -> float:
             hook.remove()
         network.train(before)
     return total[0]
-
-
-def _product_flops(a: list[int], b: list[int], *_: Any, **__: Any) -> int:
-    """Of a product that torch's counter does not know, from the shapes [m, k] and [n, k]."""
-    return 2 * a[0] * a[1] * b[0]
 
 
 class _Read(dict[str, Tensor]):
