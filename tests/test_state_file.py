@@ -47,6 +47,24 @@ static ssize_t taken(int file, const struct iovec *pieces, int count, off_t offs
 #define pwritev taken
 """
 
+# A system that notes what it is told.
+TOLD = """
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <stdint.h>
+#include <sys/uio.h>
+
+int64_t isofed_told[300], isofed_calls;
+
+static int note(int64_t what, int64_t start, int64_t length)
+{
+    int64_t *here = isofed_told + 3 * isofed_calls++;
+    return here[0] = what, here[1] = start, here[2] = length, 0;
+}
+#define sync_file_range(file, start, length, how) note(how, start, length)
+#define posix_fadvise(file, start, length, advice) note(-advice, start, length)
+"""
+
 compiled = pytest.param("c", marks=pytest.mark.skipif(native.compiler() is None, reason="there is no C compiler"))
 
 
@@ -162,15 +180,21 @@ def test_what_is_written_in_part_goes_on_where_it_stopped(way: str, file: int) -
         assert os.pread(file, int(places[n, 2]), int(places[n, 0])) == by_hand(states[n])
 
 
+def with_system(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The functions in C, on such a system."""
+    source = folder / "system.c"
+    source.write_text(f'{text}\n#include "{Path(state_file.__file__).with_suffix(".c")}"\n')
+    known, functions = state_file._functions(), native.library(source)
+    assert functions is not None
+    functions.isofed_put.argtypes = known.isofed_put.argtypes
+    monkeypatch.setattr(state_file, "_functions", lambda: functions)
+    return functions
+
+
 @pytest.mark.skipif(native.compiler() is None, reason="there is no C compiler")
 def test_calls_that_take_a_few_bytes(file: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The system may take less of a call than it is given, wherever a piece ends."""
-    taking = tmp_path / "taking.c"
-    taking.write_text(f'{TAKING}\n#include "{Path(state_file.__file__).with_suffix(".c")}"\n')
-    functions = native.library(taking)
-    assert functions is not None
-    functions.isofed_put.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p]
-    monkeypatch.setattr(state_file, "_functions", lambda: functions)
+    with_system(TAKING, tmp_path, monkeypatch)
     states = some_states()[:14]
     places = table(states, {4: 4096})
     sums = put(file, places, states)
@@ -179,13 +203,46 @@ def test_calls_that_take_a_few_bytes(file: int, tmp_path: Path, monkeypatch: pyt
         assert checksum == zlib.crc32(by_hand(state))
 
 
-def test_only_what_was_written_is_said_to_be_of_no_use(file: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What lies between is on the disk already, and would have to be read from there."""
+@pytest.mark.skipif(native.compiler() is None, reason="there is no C compiler")
+@pytest.mark.parametrize("most", [1 << 20, 5000])
+def test_what_c_tells_the_system(most: int, file: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """First what it may forget, and of all that is written, and nothing else, that it may go to the disk."""
+    monkeypatch.setattr(state_file, "CALL", most)
+    functions = with_system(TOLD, tmp_path, monkeypatch)
+    calls = ctypes.c_int64.in_dll(functions, "isofed_calls")
+    calls.value = 0
+    states = [vector(*range(2000)) for _ in range(9)]
+    places = table(states, {})
+    room, length = places[0, 1:3].tolist()
+    put(file, places[[1, 2, 6]], [states[n] for n in (1, 2, 6)], places[[8, 3, 4]])
+    numbers = list((ctypes.c_int64 * 300).in_dll(functions, "isofed_told"))
+    told = [tuple(numbers[3 * n : 3 * n + 3]) for n in range(calls.value)]
+    assert told[:2] == [(-os.POSIX_FADV_DONTNEED, 3 * room, 2 * room), (-os.POSIX_FADV_DONTNEED, 8 * room, room)]
+    begins = 2  # SYNC_FILE_RANGE_WRITE
+    assert {what for what, _, _ in told[2:]} == {begins}
+    written = sorted(byte for _, start, size in told[2:] for byte in range(start, start + size))
+    assert written == [*range(room, 2 * room + length), *range(6 * room, 6 * room + length)]
+
+
+def test_without_c_the_system_is_told_the_same_way(file: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That nobody will read what was just written: so Linux begins to bring it to the disk."""
+    in_python(monkeypatch)
+    told: list[tuple[int, ...]] = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda _, *given: told.append(given))
+    states = [vector(*range(2000)) for _ in range(9)]
+    places = table(states, {})
+    room = int(places[0, 1])
+    put(file, places[[1, 2, 6]], [states[n] for n in (1, 2, 6)], places[[4]])
+    assert told == [(n * room, k * room, os.POSIX_FADV_DONTNEED) for n, k in ((4, 1), (1, 2), (6, 1))]
+
+
+def test_only_these_places_are_forgotten(file: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What lies between would have to be read from the disk again."""
     told: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "posix_fadvise", lambda file, start, length, _: told.append((start, start + length)))
     places = table([vector(*range(2000)) for _ in range(9)], {})
     room = int(places[0, 1])
-    state_file.begin_to_save(file, places[[1, 2, 3, 6, 8]])
+    state_file.forget(file, places[[1, 2, 3, 6, 8]])
     assert told == [(room, 4 * room), (6 * room, 7 * room), (8 * room, 9 * room)]
 
 

@@ -213,6 +213,7 @@ class Federation:
         s, before, number = self.settings, self.state, self.state.round + 1
         began = time.perf_counter()
         jobs, events = self._sample(number)
+        before.clients.expect([job.client for job in jobs])
         sent = s.method.send(before.server)
         collected, remembered = Collected(self.world, self.layout, jobs), before.clients.copy()
         for news in executor.train(jobs, before.weights, sent, before.clients.get):

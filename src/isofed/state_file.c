@@ -6,6 +6,7 @@
 #define _GNU_SOURCE
 #define _FILE_OFFSET_BITS 64
 #include <errno.h>
+#include <fcntl.h>
 #include <stdint.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -51,7 +52,8 @@ static uint32_t checksum(uint32_t sum, const unsigned char *at, int64_t size)
     return ~sum;
 }
 
-/* Write what there is; 0, or the number of an error. */
+/* Write what there is, and let the system begin to bring it to the disk, if it can be told to; 0, or the number of an
+   error. */
 static int write_out(Run *run)
 {
     struct iovec *next = run->pieces;
@@ -59,6 +61,9 @@ static int write_out(Run *run)
         ssize_t done = pwritev(run->file, next, run->pieces + run->count - next, run->offset);
         if (done < 0 && errno == EINTR) continue;
         if (done <= 0) return done ? errno : EIO;
+#ifdef SYNC_FILE_RANGE_WRITE
+        sync_file_range(run->file, run->offset, done, SYNC_FILE_RANGE_WRITE);
+#endif
         run->offset += done, run->size -= done;
         for (; run->size && (size_t)done >= next->iov_len; next++) done -= next->iov_len;
         next->iov_base = (char *)next->iov_base + done, next->iov_len -= done;
@@ -68,9 +73,14 @@ static int write_out(Run *run)
 }
 
 /* Write pieces to their places, `most` bytes a call, and find the checksums of the records that they are of, in order.
-   0, or the number of an error. */
-int isofed_put(int file, const Piece *pieces, int64_t count, int64_t most, int64_t *sums)
+   Before that the system may forget stretches that are past: where each begins, and its bytes. 0, or the number of an
+   error. */
+int isofed_put(int file, const Piece *pieces, int64_t count, int64_t most, int64_t *sums, const int64_t *past,
+               int64_t stretches)
 {
+#ifdef POSIX_FADV_DONTNEED
+    for (; stretches; stretches--, past += 2) posix_fadvise(file, past[0], past[1], POSIX_FADV_DONTNEED);
+#endif
     static const unsigned char zeros[1 << 16]; /* as many as there are between two records, or less */
     Run run = {.file = file};
     int error = 0;

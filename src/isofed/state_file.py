@@ -56,30 +56,56 @@ def length_of(state: Tensors) -> int:
     return len(_head_of(state)) + sum(_up(value.nbytes) for value in state.values())
 
 
-def put(file: int, places: Places, states: Sequence[Tensors]) -> list[int]:
-    """Write states to their places, rows of a table in its order, and give their checksums."""
+def put(file: int, places: Places, states: Sequence[Tensors], past: Places | None = None) -> list[int]:
+    """Write states to their places, rows of a table in its order, and give their checksums.
+
+    The system begins to bring them to the disk, so that a checkpoint need not wait for all of it. Before that it is to
+    forget what it has of the ``past`` places, as :func:`forget` does.
+    """
     pieces, functions = list(_pieces(places, _on_host(states))), _functions()
     if functions is None:
-        return _put_in_python(file, pieces, len(states))
-    sums = np.zeros(len(states), np.int64)
+        if past is not None:
+            forget(file, past)
+        sums = _put_in_python(file, pieces, len(states))
+        forget(file, places)  # there is nothing to forget yet, but Linux begins to write
+        return sums
+    found = np.zeros(len(states), np.int64)
     given = np.array([(p.data.data_ptr() if p.data is not None else 0, *p[1:]) for p in pieces], np.int64)
-    if error := functions.isofed_put(file, given.ctypes.data, len(pieces), CALL, sums.ctypes.data):
+    gone = _stretches(places[:0] if past is None else past)
+    arguments = given.ctypes.data, len(pieces), CALL, found.ctypes.data, gone.ctypes.data, len(gone)
+    if error := functions.isofed_put(file, *arguments):
         raise OSError(error, os.strerror(error))
-    return sums.tolist()
+    return found.tolist()
 
 
-def begin_to_save(file: int, places: Places) -> None:
-    """Let the system begin to bring to the disk what was written, so that a checkpoint need not wait for all of it.
+def forget(file: int, places: Places) -> None:
+    """Let the system's memory of the file go where it is on the disk by now, so that it can take what comes next."""
+    _advise(file, places, "POSIX_FADV_DONTNEED")
 
-    Linux does so when it is told that nobody will read these places soon; what is not on the disk yet, it keeps.
-    """
+
+def expect(file: int, places: Places) -> None:
+    """Let the system begin to bring from the disk what will be read soon."""
+    _advise(file, places, "POSIX_FADV_WILLNEED")
+
+
+def _advise(file: int, places: Places, advice: str) -> None:
+    """Tell the system about places; where it takes no advice, nothing."""
     if not hasattr(os, "posix_fadvise"):
         return
+    for start, length in _stretches(places).tolist():
+        with suppress(OSError):  # as from a file system that has no memory of its own
+            os.posix_fadvise(file, start, length, getattr(os, advice))
+
+
+def _stretches(places: Places) -> Places:
+    """Where places without others between them begin, and their bytes: what lies between may be wanted otherwise."""
+    if not len(places):
+        return np.zeros((0, 2), np.int64)
+    places = places[np.argsort(places[:, OFFSET], kind="stable")]
     starts, ends = places[:, OFFSET], places[:, OFFSET] + places[:, ROOM]
-    gaps = np.flatnonzero(starts[1:] != ends[:-1]) + 1  # what lies there is somebody else's, who may want to read it
-    for run in np.split(np.arange(len(places)), gaps):
-        start, end = int(starts[run[0]]), int(ends[run[-1]])
-        os.posix_fadvise(file, start, end - start, os.POSIX_FADV_DONTNEED)
+    first = np.concatenate([[True], starts[1:] != ends[:-1]])
+    last = np.concatenate([first[1:], [True]])
+    return np.stack([starts[first], ends[last] - starts[first]], 1)
 
 
 def get(file: int, offset: int, length: int, checksum: int) -> Tensors | None:
@@ -104,7 +130,7 @@ def _functions() -> Any:
     found = native.library(Path(__file__).with_suffix(".c")) if native.allowed() else None
     if found is not None:
         place, number = ctypes.c_void_p, ctypes.c_int64
-        found.isofed_put.argtypes = [ctypes.c_int, place, number, number, place]
+        found.isofed_put.argtypes = [ctypes.c_int, place, number, number, place, place, number]
         found.isofed_put.restype = ctypes.c_int
     return found
 

@@ -4,6 +4,10 @@ A hundred thousand clients of which a hundred train in a round must cost what a 
 the states of a round are held in memory, the newest; older ones go to a file, by a thread beside the training, and are
 read back one at a time.
 
+The system keeps files in memory as well. Where the states of all clients are too many for that, what was written a
+while ago is of no use there: almost no client comes back before it would have to go. So the system is told to let go
+of it, and its memory takes what comes next; and told which states a round will read, so that they are on their way.
+
 The file is made of *slots*. A new state never replaces an old one: it gets a slot that neither a state in use nor one
 of the last two checkpoints needs. So the file stays small, nothing has to be copied to tidy it up, and whenever a run
 is killed, everything that its checkpoints name is there. A checkpoint holds the table of slots, with a checksum of
@@ -20,7 +24,8 @@ import os
 import tempfile
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -39,6 +44,8 @@ Slots = npt.NDArray[np.int64]
 HOT = 1 << 30  # bytes of states held in memory at most, however many a round has
 _PAGE = 4096
 _BATCH = 8 << 20  # bytes of states that are written together, beside the training: room comes in pieces of that size
+_BEHIND = 128 << 20  # bytes of the file that the system may have in memory, where it cannot have a good part of all
+_SHARE = 8  # a good part fits into this part of the machine's memory
 _NOBODY, _NOTHING = -1, -2  # in place of a slot: a client not visited yet, and one that has nothing to remember
 
 
@@ -58,14 +65,14 @@ class Remembered(Mapping[int, Tensors]):
     @classmethod
     def nothing(cls, clients: int, path: Path | None = None, device: torch.device | str = "cpu") -> Remembered:
         """Before the first round of so many clients. States may go to the file ``path``, or to one without a name."""
-        return cls(_Store(path, torch.device(device)), np.full(clients, _NOBODY, np.int64))
+        return cls(_Store(path, torch.device(device), clients), np.full(clients, _NOBODY, np.int64))
 
     @classmethod
     def restored(cls, index: Tensors, clients: int, path: Path, device: torch.device | str = "cpu") -> Remembered:
         """As it was when ``index`` came from :meth:`saving`."""
         if not _fits(index, clients):
             raise RunError(f"the checkpoint in {path.parent} does not belong to this run; start a new run")
-        store = _Store(path, torch.device(device))
+        store = _Store(path, torch.device(device), clients)
         visited, table, before = (index[name].numpy() for name in ("visited", "table", "before"))
         slots = np.full(clients, _NOBODY, np.int64)
         slots[visited[0]] = visited[1]
@@ -100,6 +107,11 @@ class Remembered(Mapping[int, Tensors]):
             self._bytes += size_of(state)
             self._slots[client] = self._store.add(state, self._bytes) if state else _NOTHING
             self.taken.append(client)
+
+    def expect(self, clients: Sequence[int]) -> None:
+        """These will be asked for soon: what is not in memory can be on its way until then."""
+        slots = self._slots[clients]
+        self._store.expect(slots[slots >= 0])
 
     def check(self) -> None:
         """Raise what kept a state from being read; an executor may have taken it for a failure of its client."""
@@ -140,10 +152,10 @@ def _fits(index: Tensors, clients: int) -> bool:
 class _Store:
     """The states that all moments of a run share: the newest in memory, the others in the slots of a file."""
 
-    def __init__(self, path: Path | None, device: torch.device) -> None:
+    def __init__(self, path: Path | None, device: torch.device, clients: int) -> None:
         if path is not None:
             _settle()
-        self.path, self.device = path, device
+        self.path, self.device, self._clients = path, device, clients
         self.views: list[weakref.ref[Remembered]] = []
         self.kept: list[Slots] = []  # the slots of the last two checkpoints,
         self.unsure: list[Slots] = []  # and of those that may have failed since
@@ -160,6 +172,7 @@ class _Store:
         self._synced = True
         self._spills = False  # whether memory was ever too small: only then is it worth writing ahead
         self._asked = False  # whether somebody is to do that
+        self._behind: deque[Slots] = deque()  # places of what was written last, if the system is to let go of it
         self._moving: list[int] = []  # the slots that are being written ahead, without the lock
         self._lock = threading.Condition(threading.Lock())  # whoever waits here waits for these
 
@@ -232,12 +245,12 @@ class _Store:
             late = self._waiting - self._room // 2  # a round's states may stay: some will be replaced
             moving = self._moving = self._batch(self._unsaved, late)
             places, states = self._table[moving], [self._hot[slot] for slot in moving]
+            past = self._past() if moving else None
         sums: list[int] = []
         try:
             if moving and self._file is not None:
                 with suppress(OSError):  # whoever needs the room meets the same error, and can raise it
-                    sums = state_file.put(self._file, places, states)
-                    state_file.begin_to_save(self._file, places)
+                    sums = state_file.put(self._file, places, states, past)
         finally:
             with self._lock:
                 self._written(moving[: len(sums)], sums)
@@ -280,7 +293,25 @@ class _Store:
                 except OSError as error:
                     raise write_error(Path(self._name), error) from error
                 self._synced = True
+            if self._file is not None:
+                state_file.forget(self._file, self._past())
             return self._table[: self._count].copy()
+
+    def expect(self, slots: Slots) -> None:
+        """Let the system bring states from the disk that will be read soon."""
+        with self._lock:
+            away = sorted(set(slots.tolist()) - self._hot.keys())
+            places, file = self._table[away], self._file
+        if file is not None:
+            state_file.expect(file, places)
+
+    def _past(self) -> Slots:
+        """Places that were written a while ago, which the system may forget: see the top."""
+        passed, size = [self._table[:0]], sum(int(places[:, ROOM].sum()) for places in self._behind)
+        while size > _BEHIND:
+            passed.append(self._behind.popleft())
+            size -= int(passed[-1][:, ROOM].sum())
+        return np.concatenate(passed)
 
     def _reserve(self, length: int) -> int:
         """A slot with room for so many bytes, that nothing needs."""
@@ -323,6 +354,8 @@ class _Store:
         """The states of these slots are on file, but not yet for good."""
         self._synced = self._synced and not slots
         self._table[slots, SUM] = sums
+        if slots and self._clients * int(self._table[slots, ROOM].max()) > _memory() / _SHARE:
+            self._behind.append(self._table[slots])
         for slot in slots:
             self._waiting -= self._unsaved.pop(slot, 0)
 
@@ -341,6 +374,15 @@ class _Store:
                 self._file = os.open(self.path, flags | os.O_CLOEXEC, 0o666)
             weakref.finalize(self, os.close, self._file)
         return self._file
+
+
+@functools.cache
+def _memory() -> float:
+    """Bytes that this machine has; no end of them where it does not tell."""
+    try:
+        return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (AttributeError, OSError, ValueError):
+        return math.inf
 
 
 @functools.cache

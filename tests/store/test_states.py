@@ -186,18 +186,13 @@ def test_any_order_of_events(events: list[Any], hot: int, tmp_path_factory: Any,
 
 
 def test_what_must_leave_memory_is_written_beside_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    written, put, told = Counter[str](), state_file.put, Counter[str]()
+    written, put = Counter[str](), state_file.put
 
-    def noted(file: int, places: state_file.Places, states: Sequence[Tensors]) -> list[int]:
+    def noted(file: int, places: state_file.Places, *given: Any) -> list[int]:
         written[threading.current_thread().name] += int(places[:, state_file.LENGTH].sum())
-        return put(file, places, states)
-
-    def advised(file: int, start: int, length: int, advice: int) -> None:
-        assert advice == os.POSIX_FADV_DONTNEED and 0 <= start < start + length <= os.fstat(file).st_size + store._PAGE
-        told[threading.current_thread().name] += length
+        return put(file, places, *given)
 
     monkeypatch.setattr(state_file, "put", noted)
-    monkeypatch.setattr(os, "posix_fadvise", advised)
     now = Remembered.nothing(1000)
     for number in range(20):
         now = after(now, {10 * number + n: vector(*range(number, number + 1000)) for n in range(10)})
@@ -205,7 +200,76 @@ def test_what_must_leave_memory_is_written_beside_the_training(monkeypatch: pyte
     assert all(same(now[10 * n + 3], vector(*range(n, n + 1000))) for n in range(20))
     here = threading.current_thread().name
     assert written.total() - written[here] > 5 * written[here] > 0
-    assert not told[here] and told.total() >= written.total() - written[here]  # the system may bring it to the disk
+
+
+class Cache:
+    """What a system has of a file in its memory, reckoned from what it is told: by place, whether it is on the disk."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.saved: dict[int, bool] = {}
+        self._put = state_file._put_in_python
+        in_python(monkeypatch)
+        monkeypatch.setattr(state_file, "_put_in_python", self._write)
+        monkeypatch.setattr(os, "fsync", lambda file: self.saved.update(dict.fromkeys(self.saved, True)))
+        monkeypatch.setattr(os, "posix_fadvise", self._advise)
+
+    def _write(self, file: int, pieces: Sequence[state_file._Piece], records: int) -> list[int]:
+        self.saved.update({piece.offset: False for piece in pieces if not piece.offset % 4096})
+        return self._put(file, pieces, records)
+
+    def _advise(self, file: int, start: int, length: int, advice: int) -> None:
+        assert advice == os.POSIX_FADV_DONTNEED
+        for place in [place for place in self.saved if start <= place < start + length]:
+            if self.saved.pop(place) is False:  # Linux begins to write, and keeps it
+                self.saved[place] = True
+
+
+@pytest.mark.parametrize("quick", [True, False])
+@pytest.mark.parametrize("enough", [False, True])
+def test_the_system_lets_go_of_the_file_if_it_cannot_have_all(enough: bool, quick: bool, monkeypatch: Any) -> None:
+    """Whoever wrote it: the writer, a checkpoint, or the training, where the writer is not quick enough."""
+    monkeypatch.setattr(store, "_memory", lambda: 8.0 * 4096 * (1000 if enough else 999))
+    monkeypatch.setattr(store, "_BEHIND", 200_000)
+    if not quick:
+        monkeypatch.setattr(store, "_write_ahead", lambda _: None)
+    cache, now = Cache(monkeypatch), Remembered.nothing(1000)
+    for number in range(30):
+        now = after(now, {10 * number + n: vector(*range(number, number + 1000)) for n in range(10)})
+        if quick:
+            store._writer().submit(lambda: None).result()
+        if number % 9 == 8:
+            with now.saving():
+                pass
+    with now.saving():
+        pass
+    if enough:
+        assert len(cache.saved) == 300
+    else:
+        assert 60_000 <= 4096 * len(cache.saved) <= 200_000
+    assert all(same(now[10 * n + 3], vector(*range(n, n + 1000))) for n in range(30))
+
+
+def test_what_a_round_will_read_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = rounds(Remembered.nothing(1000), range(9))
+    asked: list[tuple[int, int, int]] = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda _, *given: asked.append(given))
+    now.expect([])
+    now.expect([85, 500])  # in memory, and never visited
+    assert asked == []
+    now.expect([31, 500, 5, 6, 85])
+    places = now._store._table[now._slots[[5, 6, 31]]]
+    first, _, last = places[:, state_file.OFFSET].tolist()
+    room = int(places[0, state_file.ROOM])
+    assert asked == [(first, 2 * room, os.POSIX_FADV_WILLNEED), (last, room, os.POSIX_FADV_WILLNEED)]
+
+    def refused(*_: Any) -> None:
+        raise OSError("this file system takes no advice")
+
+    monkeypatch.setattr(os, "posix_fadvise", refused)
+    now.expect([5])
+    monkeypatch.delattr(os, "posix_fadvise")
+    now.expect([5])
+    assert right(now, range(90))
 
 
 class Held:
