@@ -120,7 +120,12 @@ def show_table(console: Console, table: Table) -> None:
     """Print a table of numbers whole, since a cut number is a wrong one: if need be, each row as a paragraph."""
     if fits(console, table):
         console.print(table)
-        return
+    else:
+        show_paragraphs(console, table)
+
+
+def show_paragraphs(console: Console, table: Table) -> None:
+    """Print each row of a table as a paragraph, for a terminal that is too narrow for it."""
     heads = [str(column.header) for column in table.columns[1:]]
     for name, *cells in zip(*([str(cell) for cell in column.cells] for column in table.columns), strict=True):
         if name:

@@ -11,9 +11,11 @@ from torch import Tensor, nn
 
 from isofed import models, spec
 from isofed.diagnostics.cost import pass_macs
-from isofed.display import many, simple_table
+from isofed.display import many, show_paragraphs, simple_table
 from isofed.errors import UserError, unknown
 from isofed.plugins import is_file_reference
+
+_NARROW = 80  # characters, below which what is said of a network would be a column of single words
 
 
 def listing(console: Console, words: Sequence[str]) -> None:
@@ -52,7 +54,10 @@ def listing(console: Console, words: Sequence[str]) -> None:
             f"{made.width:,}",
             known.get(name, "your own"),
         )
-    console.print(table)
+    if console.width < _NARROW:
+        show_paragraphs(console, table)
+    else:
+        console.print(table)
     for name in named:
         console.print()
         console.print(_parts(name, models.create(name, classes=classes, shape=shape, norm=norm), shape))

@@ -284,6 +284,9 @@ def test_the_list_of_networks() -> None:
     row = next(line for line in out.splitlines() if line.startswith("resnet20 "))
     assert row.split()[1:4] == ["269,722", "40.55", "64"]
     assert "58.65" in succeeds("models", "size=96", "classes=10")
+    narrow = succeeds("models", "mlp", "cnn", env={"COLUMNS": "60"}).splitlines()
+    assert narrow[0].rstrip() == "mlp" and max(map(len, narrow)) <= 60
+    assert narrow[1].rstrip() == "  parameters 201,482; MACs (M) 0.20; features 64; Two hidden"
 
 
 def test_only_batches_with_rows_of_channels_are_for_kernels() -> None:
