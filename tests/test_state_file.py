@@ -6,6 +6,7 @@ import ctypes
 import errno
 import json
 import os
+import platform
 import resource
 import zlib
 from collections.abc import Iterator
@@ -189,6 +190,29 @@ def with_system(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any
     functions.isofed_put.argtypes = known.isofed_put.argtypes
     monkeypatch.setattr(state_file, "_functions", lambda: functions)
     return functions
+
+
+@pytest.mark.skipif(native.compiler() is None, reason="there is no C compiler")
+@pytest.mark.parametrize("flags", [[], ["-mno-pclmul"]], ids=["as it is", "without carry-less products"])
+def test_checksums_are_those_of_zlib(flags: list[str], tmp_path: Path) -> None:
+    """Of every length up to some hundreds, from any place on, and going on from any sum before."""
+    if flags and platform.machine() not in ("x86_64", "AMD64"):
+        pytest.skip("only these processors have them")
+    source = tmp_path / "sums.c"
+    source.write_text(
+        f'#include "{Path(state_file.__file__).with_suffix(".c")}"\n'
+        "uint32_t isofed_sum(uint32_t sum, const unsigned char *at, int64_t size) { return checksum(sum, at, size); }\n"
+    )
+    functions = native.library(source, *flags)
+    assert functions is not None
+    ours = functions.isofed_sum
+    ours.argtypes, ours.restype = [ctypes.c_uint32, ctypes.c_void_p, ctypes.c_int64], ctypes.c_uint32
+    data = np.random.default_rng(0).integers(0, 256, 100_000, np.uint8)
+    data[2000:3000], data[3000:4000] = 0, 255
+    for size in [*range(330), 1000, 1024, 65_537, 99_000]:
+        for start, before in ((0, 0), (1, 0xFFFFFFFF), (size % 64, 0x12345678), (2500, 1), (3500, 0)):
+            some = data[start : start + size]
+            assert ours(before, some.ctypes.data, len(some)) == zlib.crc32(some, before)
 
 
 @pytest.mark.skipif(native.compiler() is None, reason="there is no C compiler")
