@@ -212,7 +212,7 @@ def test_checksums_are_those_of_zlib(flags: list[str], tmp_path: Path) -> None:
     for size in [*range(330), 1000, 1024, 65_537, 99_000]:
         for start, before in ((0, 0), (1, 0xFFFFFFFF), (size % 64, 0x12345678), (2500, 1), (3500, 0)):
             some = data[start : start + size]
-            assert ours(before, some.ctypes.data, len(some)) == zlib.crc32(some, before)
+            assert ours(before, some.ctypes.data, len(some)) == zlib.crc32(some.tobytes(), before)
 
 
 @pytest.mark.skipif(native.compiler() is None, reason="there is no C compiler")
@@ -314,6 +314,32 @@ def test_tensors_come_to_the_host_together(room: bool, monkeypatch: pytest.Monke
     assert [(v.dtype, v.shape) for v in found] == [(v.dtype, v.shape) for v in values]
     assert all(raw(v) == raw(w) for v, w in zip(found, values, strict=True))
     assert together == [5, 1]
+
+
+def test_memory_that_cannot_be_locked_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where there is no GPU, or where the system has locked as much as it will."""
+    empty_like, asked = torch.empty_like, list[bool]()
+
+    def refusing(value: torch.Tensor, pin_memory: bool = False, **given: Any) -> torch.Tensor:
+        asked.append(pin_memory)
+        if pin_memory:
+            raise RuntimeError("CUDA error: out of memory")
+        return empty_like(value, **given)
+
+    monkeypatch.setattr(torch, "empty_like", refusing)
+    values = torch.randn(300)
+    assert torch.equal(state_file._coming(values, locked=True), values)
+    assert asked == [True, False]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_small_states_of_a_gpu_come_into_locked_memory() -> None:
+    values = [torch.randn(5, device="cuda"), torch.arange(7, device="cuda"), torch.randn(300_000, device="cuda")]
+    found = state_file._copied(values)
+    torch.cuda.synchronize()
+    assert [v.is_pinned() for v in found] == [True, True, False]
+    assert all(torch.equal(v, w.cpu()) for v, w in zip(found, values, strict=True))
 
 
 @pytest.mark.gpu

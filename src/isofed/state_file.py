@@ -218,9 +218,22 @@ def _copied(values: Sequence[Tensor]) -> list[Tensor]:
     for numbers in alike.values():
         some = [values[n] for n in numbers]
         with suppress(torch.OutOfMemoryError):  # it takes as much memory again, which only saves time
-            flat = _flatten_dense_tensors(some).to("cpu", non_blocking=True)
-            made |= dict(zip(numbers, _unflatten_dense_tensors(flat, some), strict=True))
+            flat = _flatten_dense_tensors(some)
+            made |= dict(zip(numbers, _unflatten_dense_tensors(_coming(flat, locked=flat.is_cuda), some), strict=True))
     return [made[n] if n in made else value.to("cpu", non_blocking=True) for n, value in enumerate(values)]
+
+
+def _coming(value: Tensor, locked: bool) -> Tensor:
+    """A tensor on its way to the host's memory, which should be locked there.
+
+    A GPU writes into locked memory by itself, and PyTorch keeps that for the next time. Into other memory its driver
+    copies piece by piece, and a thread that wants to start kernels meanwhile may have to wait for it.
+    """
+    try:
+        here = torch.empty_like(value, device="cpu", pin_memory=locked)
+    except RuntimeError:  # the system locks no more, or there is no GPU
+        here = torch.empty_like(value, device="cpu")
+    return here.copy_(value, non_blocking=True)
 
 
 def _plain(value: Tensor) -> Tensor:
