@@ -4,7 +4,7 @@ Each benchmark writes its numbers into ``--out``, and one whose numbers are ther
 limit cuts off, the next call goes on with; delete a file to measure anew.
 
     python benchmarks/goals.py --out found --data DATA         everything; DATA holds CIFAR-10 and 100
-    python benchmarks/goals.py --out found --only clients,steps --seconds 540
+    python benchmarks/goals.py --out found --only clients,steps-bf16 --seconds 540
     python benchmarks/goals.py --out found --show              only the table
 """
 
@@ -78,21 +78,24 @@ def _clients(found: Found) -> Iterator[Aim]:
     yield Aim(f"{who}: states kept, of those visited", [run["kept"] / run["visited"] for run in large], least=1)
 
 
-def _steps(found: Found) -> Iterator[Aim]:
-    for case in found["steps"]["cases"]:
-        network, precision = case["network"], case["precision"]
-        least = FASTER.get(precision, {}).get(network)
-        yield Aim(f"steps: {network} {precision}, beside the eager loop", case["slots"][0]["ratios"], least=least)
+def _steps(name: str) -> Callable[[Found], Iterator[Aim]]:
+    def read(found: Found) -> Iterator[Aim]:
+        for case in found[name]["cases"]:
+            network, precision = case["network"], case["precision"]
+            least = FASTER.get(precision, {}).get(network)
+            yield Aim(f"steps: {network} {precision}, beside the eager loop", case["slots"][0]["ratios"], least=least)
+
+    return read
 
 
 def _fixed_order(found: Found) -> Iterator[Aim]:
     """Rates of two processes, so these are medians and no neighbours."""
-    rates = {(c["network"], c["precision"]): c["slots"][0]["rates"] for c in found.get("steps", {}).get("cases", [])}
+    fixed = {c["network"]: c["slots"][0]["rates"] for c in found.get("steps-tf32", {}).get("cases", [])}
     for case in found["free"]["cases"]:
-        key = case["network"], case["precision"]
-        if key in rates:
-            ratio = statistics.median(case["slots"][0]["rates"]) / statistics.median(rates[key])
-            yield Aim(f"time of a fixed order: {' '.join(key)}, beside a free one", [ratio], most=1.1)
+        network = case["network"]
+        if network in fixed:
+            ratio = statistics.median(case["slots"][0]["rates"]) / statistics.median(fixed[network])
+            yield Aim(f"time of a fixed order: {network} tf32, beside a free one", [ratio], most=1.1)
 
 
 def _methods(name: str) -> Callable[[Found], Iterator[Aim]]:
@@ -142,9 +145,10 @@ def _limits(found: Found) -> Iterator[Aim]:
 
 
 SMALL = "methods.py --networks feduv-cnn --slots 16 --clients 64"
-PARTS = {
+PARTS = {  # what is cut off is lost, so none should take more than a few minutes
     "clients": Part("clients.py --device cuda --executor slots --slots 8 --repeats 3 --steps 10", _clients),
-    "steps": Part("steps.py --repeats 3", _steps),
+    "steps-bf16": Part("steps.py --precision bf16 --repeats 3", _steps("steps-bf16")),
+    "steps-tf32": Part("steps.py --precision tf32 --repeats 3", _steps("steps-tf32")),
     "free": Part("steps.py --nondeterministic --networks pfl-cnn,resnet18 --precision tf32 --repeats 3", _fixed_order),
     "methods": Part("methods.py --networks resnet18 --warmup 1 --repeats 3", _methods("methods")),
     "methods-small": Part(f"{SMALL} --warmup 2", _methods("methods-small")),

@@ -54,7 +54,7 @@ def test_what_was_measured_stands_beside_the_aim(
     small, large = [run(1.0, 100, 2), run(2.0, 100, 2)], [run(1.1, 104, 11), run(2.0, 112, 12)]
     write(tmp_path, clients={"runs": {"100": small, "100000": large}})
     steps = [case("pfl-cnn", [100.0, 120.0, 110.0], [12.5, 11.0, 13.0]), case("resnet18", [50.0], [3.4])]
-    write(tmp_path, steps={"cases": steps}, free={"cases": [case("pfl-cnn", [132.0, 99.0, 121.0], [1.0])]})
+    write(tmp_path, **{"steps-tf32": {"cases": steps}}, free={"cases": [case("pfl-cnn", [132.0, 99.0, 121.0], [1.0])]})
     write(tmp_path, methods={"found": {"resnet18": {"moon": {"ratios": [1.7]}, "fedavg": {"rates": [1.0]}}}})
     ours, theirs = [peer(20.0, 0.1, 0.2, 0.30), peer(22.0, 0.1, 0.2, 0.32)], [peer(2.0, 0.2, 0.2, 0.33)] * 2
     write(tmp_path, peers={"runs": {"isofed:1x1": ours, "pfl:1x1": theirs}})
@@ -72,7 +72,7 @@ def test_what_was_measured_stands_beside_the_aim(
         "rounds a second, beside pfl:1x1 10.5 (10 to 11) at least 10 met",
         "accuracy after round 30, points from pfl:1x1's 2 at most 1 missed",
         "7 met, 3 missed; medians (ranges)",
-        "not measured: methods-small, precision, refit, limits",
+        "not measured: steps-bf16, methods-small, precision, refit, limits",
     ]
 
 
@@ -111,7 +111,7 @@ def test_mistakes_are_found_before_any_work(
     goals: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert called(goals, monkeypatch, "--out", str(tmp_path), "--only", "step") == 2
-    assert "there is no part 'step'; choose of clients, steps" in capsys.readouterr().err
+    assert "there is no part 'step'; choose of clients, steps-bf16" in capsys.readouterr().err
     (tmp_path / "file").write_text("")
     assert called(goals, monkeypatch, "--out", str(tmp_path / "file")) == 2
     assert "cannot be made: File exists" in capsys.readouterr().err
