@@ -144,15 +144,22 @@ def last_weights(model: str, monkeypatch: pytest.MonkeyPatch, fused: str) -> dic
         "prune.l1_unstructured(nn.Linear(3072, 512), 'weight', 0.5)",
         "with_another(nn.Linear(3072, 512))",
         "hooked(nn.Linear(3072, 512))",
+        "asked(nn.Sequential(nn.Linear(3072, 512)))",
+        "nn.Sequential(nn.Linear(3072, 3072), nn.LayerNorm(3072), overwritten(nn.Sequential(nn.Linear(3072, 512))))",
+        "replaced(nn.Sequential(nn.Linear(3072, 512)))",
     ],
 )
 def test_a_weight_that_is_not_multiplied_with_as_it_is(
     dense: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is trained is what a tensor is made of, or a gradient that a hook has changed: never the product's own."""
+    """What is trained is what a tensor is made of, or a gradient that a hook has changed: never the product's own.
+
+    Nor is it if somebody asks for the gradient on the way, or writes over what the layer was given.
+    """
     file = tmp_path / "net.py"
     file.write_text(
-        "from torch import nn, zeros\n"
+        "from torch import autograd, is_grad_enabled, nn, no_grad, zeros\n"
+        "from torch.nn.functional import linear\n"
         "from torch.nn.utils import prune, spectral_norm, weight_norm\n"
         "from isofed.models import adapt\n"
         "def with_another(layer):\n"
@@ -161,6 +168,28 @@ def test_a_weight_that_is_not_multiplied_with_as_it_is(
         "def hooked(layer):\n"
         "    layer.weight.register_hook(lambda g: g * 0)\n"
         "    return layer\n"
+        "def asked(layers):\n"
+        "    def hook(module, given, made):\n"
+        "        if not is_grad_enabled():\n"
+        "            return made\n"
+        "        g, = autograd.grad(made.square().mean(), module[0].weight, retain_graph=True, allow_unused=True)\n"
+        "        return made if g is None else made + linear(given[0], -g.detach())\n"
+        "    layers.register_forward_hook(hook)\n"
+        "    return layers\n"
+        "def overwritten(layers):\n"
+        "    def hook(module, given, made):\n"
+        "        if given[0].requires_grad:\n"
+        "            given[0].register_hook(lambda g: given[0].data.zero_() * 0 + g)\n"
+        "    layers.register_forward_hook(hook)\n"
+        "    return layers\n"
+        "def replaced(layers):\n"
+        "    own = layers.forward\n"
+        "    def forward(x):\n"
+        "        made = own(x)\n"
+        "        return made + autograd.grad(made.sum(), layers[0].weight, retain_graph=True)[0].sum() \\\n"
+        "            if is_grad_enabled() else made\n"
+        "    layers.forward = forward\n"
+        "    return layers\n"
         "def build(shape, classes):\n"
         f"    return adapt(nn.Sequential(nn.Flatten(), {dense}, nn.ReLU(), nn.Linear(512, classes)), '3')\n"
     )

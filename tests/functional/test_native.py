@@ -6,6 +6,7 @@ import ctypes
 import os
 import shlex
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -171,6 +172,80 @@ def test_the_compiler_can_be_chosen(source: Path, monkeypatch: pytest.MonkeyPatc
     native.library.cache_clear()
     found = native.library(source)  # and not what the other one has made
     assert found is not None and found.seven() == 70
+
+
+@here
+def test_a_compiler_that_was_replaced_makes_its_own(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = source.with_name("mine")
+    source.write_text("int seven(void) { return MINE; }\n")
+    monkeypatch.setenv("CC", str(mine))
+    for version in ("7", "70"):
+        mine.write_text(f'#!/bin/sh\nexec {here_is} -DMINE={version} "$@"\n')
+        mine.chmod(0o755)
+        native.library.cache_clear()
+        found = native.library(source)
+        assert found is not None and found.seven() == int(version)
+
+
+@here
+@pytest.mark.parametrize("words", ["-x c++", "-fvisibility=hidden"])
+def test_functions_are_found_whatever_a_compiler_is_told(
+    words: str, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CC", f"{here_is} {words}")
+    found = native.library(source)
+    assert found is not None and found.seven() == 7
+
+
+@here
+def test_the_arithmetic_of_the_process_stays_as_it_is(source: Path, tmp_path: Path) -> None:
+    """With ``-ffast-math`` GCC makes libraries that switch small numbers off for all of a process."""
+    script = (
+        "import torch; from pathlib import Path; from isofed.functional import native; "
+        f"found = native.library(Path({str(source)!r})); print(found.seven(), float(torch.full((1,), 1e-40) * 1) > 0)"
+    )
+    told = os.environ | {"CC": f"{here_is} -ffast-math", "ISOFED_CACHE": str(tmp_path / "told")}
+    said = subprocess.run([sys.executable, "-c", script], env=told, capture_output=True, text=True)
+    assert said.stdout.split() == ["7", "True"], said.stderr
+
+
+@here
+def test_where_nothing_kept_may_be_run_it_is_compiled_elsewhere(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = ctypes.CDLL
+
+    def refusing(path: str) -> ctypes.CDLL:
+        if path.startswith(str(tmp_path / "cache")):
+            raise OSError("failed to map segment from shared object")
+        return load(path)
+
+    monkeypatch.setattr(ctypes, "CDLL", refusing)
+    found = native.library(source)
+    assert found is not None and found.seven() == 7
+
+
+@here
+def test_what_is_kept_can_be_changed_by_nobody_else(source: Path, tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        assert native.library(source) is not None
+        (kept,) = made(tmp_path)
+        assert kept.stat().st_mode & 0o777 == 0o700
+        kept.chmod(0o722)
+        first = kept.stat().st_ino
+        native.library.cache_clear()
+        assert native.library(source) is not None
+        (kept,) = made(tmp_path)
+        assert kept.stat().st_ino != first and kept.stat().st_mode & 0o777 == 0o700
+    finally:
+        os.umask(before)
+
+
+@here
+def test_a_compiler_that_compiles_nothing_is_none(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", f"{here_is} -mno-such-machine")
+    assert native.compiler() is not None and native.compiled_by() == "none"
 
 
 @here

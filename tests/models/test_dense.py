@@ -65,12 +65,41 @@ def test_it_can_be_differentiated_twice() -> None:
 @here
 def test_inputs_and_gradients_may_lie_in_memory_as_they_like() -> None:
     made, wide = layer(2000, 128), torch.randn(64, 4000)
-    for x in (wide[:, ::2], wide[:, 1:2001], torch.randn(2000, 64).t()):
+    overlapping, one = torch.randn(3000).unfold(0, 2000, 1)[:64], torch.randn(2000).expand(64, -1)
+    for x in (wide[:, ::2], wide[:, 1:2001], torch.randn(2000, 64).t(), overlapping, one):
         x = x.detach().requires_grad_()
         y = made(x)
         assert error(y, linear(x.double(), made.weight.double(), made.bias.double())) < 1e-5
         (found,) = torch.autograd.grad(y.sum(), x)  # whose gradient is one number, expanded
         assert error(found, made.weight.double().sum(0).expand(64, -1)) < 1e-5
+
+
+@here
+@pytest.mark.parametrize("kind", ["expanded", "every second", "one", "one in a row", "in a row"])
+def test_a_bias_may_be_whatever_pytorch_adds(kind: str) -> None:
+    """oneDNN would read as many numbers as there are outputs, one behind the other, wherever they end."""
+    made, x = layer(2000, 128), torch.randn(64, 2000)
+    kinds = {
+        "expanded": torch.randn(1).expand(128),
+        "every second": torch.randn(256)[::2],
+        "one": torch.randn(1),
+        "one in a row": torch.randn(1, 1),
+        "in a row": torch.randn(1, 128),
+    }
+    made.bias = nn.Parameter(kinds[kind])
+    assert error(made(x), x.double() @ made.weight.double().t() + made.bias.double()) < 1e-5
+
+
+@here
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_a_gradient_may_have_a_direction() -> None:
+    made, x = layer(2000, 128), torch.randn(64, 2000, requires_grad=True)
+    y = made(x)
+    with forward_ad.dual_level():
+        g = forward_ad.make_dual(torch.randn(64, 128), torch.ones(64, 128))
+        (found,) = torch.autograd.grad(y, x, g)
+        along = forward_ad.unpack_dual(found).tangent
+    assert error(along, made.weight.double().sum(0).expand(64, -1)) < 1e-5
 
 
 @here
@@ -146,6 +175,27 @@ def test_going_along_factors_is_going_along_their_product(rows: int, shape: tupl
     dense.go_along(weight, factors, lr)
     assert (weight.double() - wanted).norm() < 1e-6 * wanted.norm()
     assert (dense.multiplied(factors).double() - product).norm() < 1e-6 * product.norm()
+
+
+@pytest.mark.skipif(dense._functions() is None, reason="there is no C compiler")
+def test_small_parts_of_an_update_are_not_lost() -> None:
+    """Each row of a batch alone may be too small to change a weight."""
+    torch.manual_seed(0)
+    a, b = torch.full((512, 128), 1e-6), torch.rand(512, 256)
+    weight, lr = torch.rand(128, 256) + 1, torch.tensor(0.01)
+    wanted = -lr.double() * (a.double().t() @ b.double())
+    made = weight.clone()
+    dense.go_along(made, [(a, b)], lr)
+    assert abs(float((made.double() - weight.double()).sum() / wanted.sum()) - 1) < 0.01
+
+
+@here
+def test_batches_of_many_rows_are_multiplied_out() -> None:
+    made = Dense(256, 128)
+    for rows, few in ((dense.MOST, True), (dense.MOST + 1, False)):
+        made.factors = []
+        (found,) = torch.autograd.grad(made(torch.randn(rows, 256)).sum(), [made.weight], allow_unused=True)
+        assert (found is None, len(made.factors)) == (few, int(few))
 
 
 @here

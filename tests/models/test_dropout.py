@@ -78,11 +78,11 @@ def test_without_a_key_or_outside_of_training_it_is_not_used() -> None:
     assert in_c(drop(x)) and drop.eval()(x) is x
 
 
-def test_many_gradients_at_once() -> None:
-    drop, x = layer(0.5, 3), torch.randn(6, 9, requires_grad=True)
+@pytest.mark.parametrize("many", [torch.randn(3, 6, 9), torch.randn(3, 2, 5, 4, 3).permute(0, 1, 4, 2, 3)])
+def test_many_gradients_at_once(many: torch.Tensor) -> None:
+    drop, x = layer(0.5, 3), torch.randn_like(many[0]).requires_grad_()
     y = drop(x)
     assert in_c(y)
-    many = torch.randn(3, 6, 9)
     (found,) = torch.autograd.grad(y, x, many, retain_graph=True, is_grads_batched=True)
     wanted = [torch.autograd.grad(y, x, g, retain_graph=True)[0] for g in many]
     assert torch.equal(found, torch.stack(wanted))

@@ -186,6 +186,26 @@ def test_a_run_of_a_method_made_in_a_session_can_be_read_back(tmp_path: Path) ->
     assert all(torch.equal(v, result.weights[k]) for k, v in network.state_dict().items())
 
 
+def test_a_layer_in_two_places_is_trained_as_one_and_read_back_in_both(tmp_path: Path) -> None:
+    file = tmp_path / "net.py"
+    file.write_text(
+        "from torch import nn\nfrom isofed.models import adapt\n\n\ndef build(shape, classes):\n"
+        "    first, again, norm = nn.Linear(64, 8), nn.Linear(8, 8), nn.BatchNorm1d(8)\n"
+        "    layers = [nn.Flatten(), first, norm, nn.ReLU(), again, norm, again]\n"
+        "    return adapt(nn.Sequential(*layers), nn.Linear(8, classes))\n"
+    )
+    result = small(model=f"{file}:build", out=tmp_path / "run").fit()
+    values = load(tmp_path / "run").state_dict()
+    assert sorted(name for name in result.weights if "4." in name or "6." in name) == [
+        "stages.4.bias",
+        "stages.4.weight",
+    ]
+    for name, value in result.weights.items():
+        assert torch.equal(values[name], value)
+    assert torch.equal(values["stages.6.weight"], result.weights["stages.4.weight"])
+    assert torch.equal(values["stages.5.running_mean"], result.weights["stages.2.running_mean"])
+
+
 def test_weights_that_do_not_fit_are_one_sentence(tmp_path: Path) -> None:
     class Wider(Method):
         def build(self, network: Network, classes: int, rng: np.random.Generator) -> None:

@@ -278,6 +278,44 @@ def test_an_encoder_and_a_head() -> None:
         adapt(Own(), "fc")
 
 
+class Doubled(nn.Sequential):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(input)
+
+
+def hooked(encoder: nn.Sequential) -> nn.Sequential:
+    encoder.register_forward_hook(lambda module, given, made: made + 1)
+    return encoder
+
+
+def set_apart(encoder: nn.Sequential) -> nn.Sequential:
+    own = encoder.forward
+    encoder.forward = lambda input: own(input) - 1  # type: ignore[method-assign]
+    return encoder
+
+
+ONE, AGAIN = nn.ReLU(), nn.Linear(5, 5)
+
+
+@pytest.mark.parametrize(
+    ("encoder", "stages"),
+    [
+        (nn.Sequential(nn.Flatten(), nn.Linear(12, 5), ONE, AGAIN, ONE, AGAIN), 6),
+        (Doubled(nn.Flatten(), nn.Linear(12, 5)), 1),
+        (hooked(nn.Sequential(nn.Flatten(), nn.Linear(12, 5))), 1),
+        (set_apart(nn.Sequential(nn.Flatten(), nn.Linear(12, 5))), 1),
+    ],
+    ids=["a layer in two places", "one that does more", "hooked", "another forward"],
+)
+def test_an_encoder_gives_what_it_gave_before(encoder: nn.Sequential, stages: int) -> None:
+    head, x = nn.Linear(5, 3), torch.randn(4, 3, 2, 2)
+    wanted = head(encoder(x))
+    network = adapt(encoder, head)
+    torch.testing.assert_close(network(x).logits, wanted)
+    assert len(network.stages) == stages
+    assert len([*network.parameters()]) == len([*encoder.parameters()]) + 2
+
+
 def test_the_list_of_networks() -> None:
     out = succeeds("models")
     assert all(any(line.split(" ")[0] == name for line in out.splitlines()) for name in names())

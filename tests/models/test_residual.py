@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from isofed.models import Network, create
+from isofed.models import Network, create, fused
 from isofed.models.base import BatchNorm2d, statistics_kept
 from isofed.models.fused import _ends_with_norm
-from isofed.models.residual import PadShortcut, Residual, residual_blocks
+from isofed.models.residual import PadShortcut, Residual, is_closed, residual_blocks
 
 
 @pytest.fixture(autouse=True)
@@ -271,3 +272,36 @@ def test_what_ends_with_a_norm_of_ours_and_is_nothing_but_layers() -> None:
     assert _ends_with_norm(nn.Sequential(*layers))
     for branch in (Weak(*layers), nn.Sequential(*layers, nn.ReLU()), nn.Sequential(Own(3)), nn.Sequential(), layers[1]):
         assert not _ends_with_norm(branch)
+
+
+def test_a_relu_becomes_part_of_a_norm_that_stands_in_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How a GPU's layers are chosen, which needs none: behind the norm's other place there may be no ReLU."""
+    monkeypatch.setattr(fused, "available", lambda: True)
+    norm, other = BatchNorm2d(4), BatchNorm2d(4)
+    network = nn.Sequential(norm, nn.ReLU(), nn.Sequential(norm), other, nn.ReLU())
+    fused.fuse(network)
+    assert (norm.relu, other.relu) == (False, True)
+    assert [type(layer) for layer in network][1:] == [nn.ReLU, nn.Sequential, BatchNorm2d, nn.Identity]
+
+
+def watch(layer: nn.Module) -> None:
+    layer.register_forward_hook(lambda *_: None)
+
+
+def replace(layer: nn.Module) -> None:
+    layer.forward = layer.forward
+
+
+@pytest.mark.parametrize("change", [watch, replace])
+@pytest.mark.parametrize("place", ["", "stages", "stages.stage1", "stages.stage1.0.branch.0"])
+def test_gradients_come_in_two_parts_where_nobody_can_see_them(
+    place: str, change: Callable[[nn.Module], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hook of a module sees what those inside of it have made, and may ask for a gradient there."""
+    monkeypatch.setattr(fused, "available", lambda: True)
+    network = create("resnet8", classes=3)
+    assert is_closed(network)
+    change(network.get_submodule(place))
+    assert not is_closed(network)
+    fused.fuse(network, unseen=True)
+    assert not any(block.twins for block in residual_blocks(network))

@@ -385,8 +385,9 @@ def test_the_default_type_is_not_asked(pool: bool) -> None:
         assert torch.equal(y, wanted) and all(torch.equal(f, g) for f, g in zip(found, gradients, strict=True))
 
 
-def test_a_bias_may_change_where_no_derivative_needs_it() -> None:
-    made, x = layer(32, 32), pictures(4, 32, 12, 12)
+@pytest.mark.parametrize("pool", [False, True])
+def test_a_bias_may_change_where_no_derivative_needs_it(pool: bool) -> None:
+    made, x = layer(32, 32, pool=pool), pictures(4, 32, 12, 12)
     y = made(x)
     with torch.no_grad():
         made.bias.zero_()  # type: ignore[union-attr]
@@ -394,14 +395,47 @@ def test_a_bias_may_change_where_no_derivative_needs_it() -> None:
     assert made.weight.grad is not None and "Convolution" in type(y.grad_fn).__name__
 
 
+@pytest.mark.parametrize("times", [1, 2])
 @pytest.mark.parametrize("pool", [False, True])
-def test_many_gradients_at_once(pool: bool) -> None:
+def test_many_gradients_at_once(pool: bool, times: int) -> None:
     made, x = layer(32, 32, pool=pool), pictures(4, 32, 12, 12).requires_grad_()
-    y = made(x)
+    y = made(x) if times == 1 else made(made(x))
     many = torch.randn(3, *y.shape)
     (found,) = torch.autograd.grad(y, x, many, retain_graph=True, is_grads_batched=True)
     wanted = [torch.autograd.grad(y, x, g, retain_graph=True)[0] for g in many]
     assert error(found, torch.stack(wanted)) < NEAR
+
+
+@pytest.mark.parametrize("pool", [False, True])
+def test_a_layer_that_is_used_twice_has_second_derivatives(pool: bool) -> None:
+    """What it is given the second time was made of its own weight."""
+    made, x = layer(32, 32, pool=pool), pictures(4, 32, 16, 16)
+    assert made.bias is not None
+    leaves = [t.detach().double().requires_grad_() for t in (made.weight, made.bias)]
+
+    def twice(weight: Tensor, bias: Tensor) -> Tensor:
+        y = x.double()
+        for _ in range(2):
+            y = conv2d(y, weight, bias, padding=1)
+            y = max_pool2d(y, 2).relu() if pool else y
+        return y
+
+    given = [made.weight, made.bias]
+    found = torch.autograd.grad(made(made(x)).square().sum(), given, create_graph=True)
+    wanted = torch.autograd.grad(twice(*leaves).square().sum(), leaves, create_graph=True)
+    assert all(error(f, w) < 1e-4 for f, w in zip(found, wanted, strict=True))
+    found, wanted = (
+        torch.autograd.grad(torch.stack([g.square().sum() for g in first]).sum(), of)
+        for first, of in ((found, given), (wanted, leaves))
+    )
+    assert all(error(f, w) < (2e-2 if pool else 1e-4) for f, w in zip(found, wanted, strict=True))
+
+
+def test_a_negative_padding_is_refused_as_by_pytorch() -> None:
+    made = layer(32, 32)
+    made.padding = (-1, -1)
+    with pytest.raises(RuntimeError, match="negative padding is not supported"):
+        made(pictures(4, 32, 12, 12))
 
 
 def test_what_is_changed_later_is_heeded() -> None:

@@ -33,7 +33,7 @@ from isofed.models.dropout import dropouts
 from isofed.models.fused import fuse
 from isofed.models.parts import added
 from isofed.models.quick import quicken
-from isofed.models.residual import is_ours, watched
+from isofed.models.residual import is_closed
 from isofed.models.slim import Cut
 
 
@@ -353,7 +353,7 @@ def _factored(
 
     Weight norm and pruning by hooks multiply with a tensor that they make of the parameter.
     """
-    if not all(is_ours(module) for module in network.modules()):  # another may ask for a gradient on its way
+    if not is_closed(network):  # somebody may ask for a gradient on its way, or change what it is made of
         return []
     owners: dict[int, list[nn.Module]] = {}
     for module in network.modules():
@@ -365,7 +365,7 @@ def _factored(
             continue
         parameter = parameters[piece.number]
         layer, *others = owners[id(parameter)]
-        if others or not isinstance(layer, Dense) or watched(layer):
+        if others or not isinstance(layer, Dense):
             continue
         if layer._parameters.get("weight") is parameter and goes_along(piece.weights):
             found.append((layer, piece))

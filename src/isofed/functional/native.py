@@ -1,8 +1,8 @@
 """Functions in C for a processor, compiled by its own C compiler where they are first needed.
 
 What is compiled is kept in ``~/.cache/isofed/native`` (or ``native`` in ``$ISOFED_CACHE``; ``off`` keeps none), by the
-text of the file, the compiler and the processor: nothing is out of date, and different machines may share a home.
-Without a compiler there are no such functions, and whoever has them does without.
+text of the file, the compiler's own file and the processor: so nothing is out of date, and different machines may share
+a home. Without a compiler there are no such functions, and whoever has them does without.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 HEADER = Path(__file__).with_suffix(".h")
-FLAGS = ("-O3", "-march=native", "-std=gnu11", "-shared", "-fPIC")
+# The last three undo what ``$CC`` may ask for: arithmetic that would change that of the whole process, functions that
+# cannot be found, and C++.
+FLAGS = ("-O3", "-march=native", "-std=gnu11", "-shared", "-fPIC", "-fno-fast-math", "-fvisibility=default", "-xc")
 _PATIENCE = 60  # seconds for a file of a few hundred lines
 
 _log = logging.getLogger(__name__)
@@ -56,22 +58,35 @@ def library(source: Path, *flags: str) -> ctypes.CDLL | None:
 
 def _made(source: Path, flags: Sequence[str]) -> ctypes.CDLL:
     words = [*FLAGS, *flags, f"-I{HEADER.parent}", str(source)]
-    about = f"{source.read_text()}{HEADER.read_text()}{FLAGS}{flags}{_identity()}{_processor()}"
-    folder = _folder()
-    if folder is None:
-        with tempfile.TemporaryDirectory() as own:
-            return ctypes.CDLL(str(_compiled(words, Path(own))))  # it stays in memory
-    name = f"{source.stem}-{_digest(about.encode())}"
+    if (folder := _folder()) is not None:
+        about = f"{source.read_text()}{HEADER.read_text()}{FLAGS}{flags}{_identity()}{_version()}{_processor()}"
+        kept = _kept(folder, f"{source.stem}-{_digest(about.encode())}", words)
+        with suppress(OSError):  # from some folders nothing may be run
+            return ctypes.CDLL(str(kept))
+    with tempfile.TemporaryDirectory() as own:
+        return ctypes.CDLL(str(_compiled(words, Path(own))))  # it stays in memory
+
+
+def _kept(folder: Path, name: str, words: Sequence[str]) -> Path:
+    """What is compiled, in this folder: what is there already, or made now."""
     for kept in folder.glob(f"{name}-*.so"):
-        # What somebody else has put there is not loaded, and what is damaged, which could end the process, made again.
+        # What others have put there or may change is not loaded, and what is damaged, which could end the process, is
+        # made again.
         with suppress(OSError):
-            if kept.stat().st_uid == os.getuid() and kept.stem == f"{name}-{_digest(kept.read_bytes())}":
-                return ctypes.CDLL(str(kept))
+            if is_private(kept) and kept.stem == f"{name}-{_digest(kept.read_bytes())}":
+                return kept
     with tempfile.TemporaryDirectory(dir=folder) as own:
         made = _compiled(words, Path(own))
+        made.chmod(0o700)
         kept = folder / f"{name}-{_digest(made.read_bytes())}.so"
         os.replace(made, kept)  # whole, also where several make it at once
-    return ctypes.CDLL(str(kept))
+    return kept
+
+
+def is_private(path: Path) -> bool:
+    """Whether nobody but this user can change a file or folder."""
+    about = path.stat()
+    return about.st_uid == os.getuid() and not about.st_mode & 0o022
 
 
 def compiler() -> list[str] | None:
@@ -89,15 +104,22 @@ def compiler() -> list[str] | None:
 
 
 def compiled_by() -> str:
-    """The name of the compiler's file, which mostly has its version in it; ``none`` where there is no compiler."""
+    """The name of the compiler's file, which mostly has its version in it; ``none`` where nothing can be compiled."""
     first, *rest = _identity() or ["none"]
-    return " ".join([Path(first).name, *rest])
+    return " ".join([Path(first).name, *rest]) if library(HEADER) else "none"
 
 
 def _identity() -> list[str] | None:
     """To tell compilers apart. To call one it is no good: some programs are many, by the name they are called by."""
     found = compiler()
     return found and [os.path.realpath(found[0]), *found[1:]]
+
+
+def _version() -> str:
+    """To tell a compiler from one that takes its place."""
+    found = _identity()
+    about = os.stat(found[0]) if found else None
+    return f"{about.st_size} {about.st_mtime_ns}" if about else ""
 
 
 _hanging: set[str] = set()  # compilers that did not come back: one wait is enough
@@ -132,8 +154,7 @@ def _folder() -> Path | None:
     try:
         folder = Path(given or "~/.cache/isofed").expanduser() / "native"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        about = folder.stat()
-        if about.st_uid != os.getuid() or about.st_mode & 0o022:  # others could change what is loaded from there
+        if not is_private(folder):
             return None
         with tempfile.TemporaryFile(dir=folder):
             return folder

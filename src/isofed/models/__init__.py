@@ -75,7 +75,7 @@ def load(path: str | Path, client: int | None = None) -> Network:
         with torch_seeded(0, "build"):
             parse(known).build(network, classes, generator(0, "build"))
     try:
-        network.load_state_dict(_of_client(file, tensors, client))
+        network.load_state_dict(_by_all_names(_of_client(file, tensors, client), network))
     except RuntimeError:
         unknown_parts = [str(part) for part in info["method"] if part not in known]
         why = f", perhaps because of '{unknown_parts[0]}', which is not known here" if unknown_parts else ""
@@ -97,6 +97,16 @@ def _of_client(file: Path, tensors: dict[str, Tensor], client: int | None) -> di
         raise UserError(f"client {client} has no part of its own of the network in {file}; {has}")
     mine = f"client/{client}/"
     return shared | {name.removeprefix(mine): t for name, t in tensors.items() if name.startswith(mine)}
+
+
+def _by_all_names(tensors: dict[str, Tensor], network: Network) -> dict[str, Tensor]:
+    """A tensor that a network has in several places is kept by its first name, and loaded by all."""
+    first: dict[int, str] = {}
+    for name, tensor in network.state_dict(keep_vars=True).items():
+        known = first.setdefault(id(tensor), name)
+        if known in tensors:
+            tensors = tensors | {name: tensors[known]}
+    return tensors
 
 
 def _is_known(part: Any) -> bool:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from isofed.draws import torch_seeded
 from isofed.errors import UserError
 from isofed.models.base import Network
+from isofed.models.residual import watched
 from isofed.traces import place_of
 
 
@@ -74,10 +75,15 @@ def adapt(
         if not isinstance(head, nn.Linear):
             raise UserError("the head is not a linear layer: say how wide its input is, adapt(..., width=512)")
         width = head.in_features
-    stages = dict(module.named_children()) if isinstance(module, nn.Sequential) and len(module) else {"encoder": module}
-    network = _Adapted(stages, _Vectors(), head, width)
+    network = _Adapted(_stages(module), _Vectors(), head, width)
     network.whole = whole
     return network
+
+
+def _stages(module: nn.Module) -> dict[str, nn.Module]:
+    """The parts of a network that does nothing but one after another; the same one may stand in several places."""
+    plain = type(module).forward is nn.Sequential.forward and "forward" not in vars(module) and not watched(module)
+    return dict(module._modules) if plain and module._modules else {"encoder": module}  # type: ignore[arg-type]
 
 
 def _cut(module: nn.Module, name: str) -> _Whole:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from isofed.functional import native
 
 LEAST = 2**21  # multiplications from which on it pays; a smaller product is over before oneDNN has begun
+MOST = 128  # rows of a batch with which factors are quicker; with more of them, to write and read is the smaller part
 
 
 def available() -> bool:
@@ -47,10 +48,15 @@ class Dense(nn.Linear):
     factors: Factors | None = None
 
     def forward(self, input: Tensor) -> Tensor:
-        if native.reads(input) and native.reads(self.weight) and self._is_large(input):
-            made: Tensor = _Product.apply(input, self.weight, self.bias, self.factors)
+        if native.reads(input) and native.reads(self.weight) and self._has_usual_bias() and self._is_large(input):
+            factors = self.factors if len(input) <= MOST else None
+            made: Tensor = _Product.apply(input, self.weight, self.bias, factors)
             return made
         return super().forward(input)
+
+    def _has_usual_bias(self) -> bool:
+        """oneDNN reads as many numbers as there are outputs, whatever is there."""
+        return self.bias is None or (native.reads(self.bias) and self.bias.shape == self.weight.shape[:1])
 
     def _is_large(self, x: Tensor) -> bool:
         """Whether a product is worth it, and one of two matrices: with a vector, PyTorch is as fast."""
@@ -67,7 +73,8 @@ class _Product(torch.autograd.Function):
         ctx.factors = factors
         # As PyTorch's own: somebody may change in place what no derivative needs.
         ctx.save_for_backward(a if to_b else None, b if to_a else None)
-        made: Tensor = torch.ops.mkldnn._linear_pointwise(a, b, bias, "none", [], "")
+        bias = None if bias is None else bias.contiguous()
+        made: Tensor = torch.ops.mkldnn._linear_pointwise(_matrix(a), _matrix(b), bias, "none", [], "")
         return made
 
     @staticmethod
@@ -78,11 +85,24 @@ class _Product(torch.autograd.Function):
             ctx.factors.append((g, a.detach()))
             to_b = False
         return (
-            _Product.apply(g, b.t(), None) if to_a else None,
-            _Product.apply(g.t(), a.t(), None) if to_b else None,
+            _product(g, b.t()) if to_a else None,
+            _product(g.t(), a.t()) if to_b else None,
             g.sum(0) if to_bias else None,
             None,
         )
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """a b' in the course of a derivative."""
+    made: Tensor = _Product.apply(a, b, None) if native.reads(a) and native.reads(b) else a @ b.t()
+    return made
+
+
+def _matrix(x: Tensor) -> Tensor:
+    """The same numbers as oneDNN takes them: in rows or in columns that do not overlap."""
+    (down, across), (rows, columns) = x.stride(), x.shape
+    fits = (across == 1 and down >= columns) or (down == 1 and across >= rows)
+    return x if fits else x.contiguous()
 
 
 @cache
@@ -110,4 +130,5 @@ def go_along(weight: Tensor, factors: Factors, lr: Tensor) -> None:
 
 def multiplied(factors: Factors) -> Tensor:
     """The gradient that factors stand for."""
-    return torch.stack([a.t() @ b for a, b in factors]).sum(0)
+    ahead, behind = (torch.cat(some) for some in zip(*factors, strict=True))
+    return ahead.t() @ behind

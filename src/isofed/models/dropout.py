@@ -77,8 +77,9 @@ def _functions() -> Any:
 
 def _reads(x: Tensor) -> bool:
     """Whether C can do it: entries lie without gaps, in the order of the axes or with channels last."""
-    dense = x.is_contiguous() or x.is_contiguous(memory_format=torch.channels_last)
-    return dense and native.reads(x) and _functions() is not None
+    if not native.reads(x) or _functions() is None:
+        return False
+    return x.is_contiguous() or x.is_contiguous(memory_format=torch.channels_last)
 
 
 class _Dropped(torch.autograd.Function):

@@ -11,6 +11,7 @@ before.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from isofed.functional.kernels import tl, triton
 from isofed.models import tf32, thin
 from isofed.models.convolution import FusedConv2d
-from isofed.models.residual import Residual, is_ours
+from isofed.models.residual import Residual, is_closed
 from isofed.models.tiles import rows_of, tickets
 
 
@@ -39,7 +40,8 @@ def fuse(network: nn.Module, unseen: bool = False) -> None:
 
     if not available():
         return
-    unseen = unseen and all(is_ours(module) for module in network.modules())
+    unseen = unseen and is_closed(network)
+    places = Counter(id(layer) for module in network.modules() for layer in module._modules.values())
     for module in [*network.modules()]:
         if isinstance(module, Residual):
             module.joins, module.twins = _ends_with_norm(module.branch), unseen
@@ -48,7 +50,8 @@ def fuse(network: nn.Module, unseen: bool = False) -> None:
                 _fuse_convolution(module, name, child)
             elif isinstance(child, FusedNorm):
                 child.ticket = tickets(child.num_features, child.weight.device)
-                child.relu = child.relu or _taken(module, name, lambda m: type(m) is nn.ReLU)
+                if places[id(child)] == 1:  # elsewhere there may be no ReLU behind it
+                    child.relu = child.relu or _taken(module, name, lambda m: type(m) is nn.ReLU)
             elif isinstance(child, Dropout):
                 child.fused = True
 

@@ -6,6 +6,7 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
 from isofed.models.batch_norm import twin_of
 
@@ -100,6 +101,17 @@ def watched(*layers: nn.Module | None) -> bool:
     """Whether somebody hooked into one of these layers, and expects to see what they take and give by themselves."""
     kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     return any(getattr(layer, kind, None) for layer in layers for kind in kinds)
+
+
+def is_closed(network: nn.Module) -> bool:
+    """Whether nobody can look at what is between the layers of a network, or ask for a gradient there.
+
+    All of its modules are known then, nobody has hooked into any of them, nor put something in the place of what it
+    does: a hook of a module sees what the layers inside of it have made.
+    """
+    modules = [*network.modules()]
+    known = all(is_ours(module) and "forward" not in vars(module) for module in modules)
+    return known and not watched(*modules) and not _has_any_global_hook()
 
 
 def residual_blocks(network: nn.Module) -> list[Residual]:
