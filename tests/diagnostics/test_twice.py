@@ -153,6 +153,23 @@ def test_batch_norm_in_all_places_gives_pytorchs_products(name: str, device: str
     torch.testing.assert_close(quick, own)
 
 
+def test_few_channels_with_a_stride_do_not_end_the_process() -> None:
+    """As the gradient of such a 1x1 convolution's weight does in float32, where channels lie last."""
+    torch.manual_seed(0)
+    layer = nn.Conv2d(8, 16, 1, 2)
+    x = torch.randn(8, 8, 64, 64).contiguous(memory_format=torch.channels_last)
+    leaves = [p.detach().double().requires_grad_() for p in layer.parameters()]
+
+    def products(y: Tensor, weights: list[Tensor]) -> list[Tensor]:
+        slope = grad(y.tanh().mean(), weights, create_graph=True)
+        return list(grad(sum(s.square().sum() for s in slope), weights))  # type: ignore[arg-type]
+
+    with TwiceDifferentiable():
+        found = products(layer(x), [*layer.parameters()])
+    wanted = products(conv2d(x.double(), leaves[0], leaves[1], 2), leaves)
+    torch.testing.assert_close(found, [w.float() for w in wanted], rtol=1e-3, atol=1e-9)
+
+
 def test_nothing_is_lost_where_a_network_has_a_gradient_in_it() -> None:
     """That is one derivative more, of which PyTorch would leave out what it cannot find."""
     torch.manual_seed(0)

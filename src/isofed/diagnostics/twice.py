@@ -19,6 +19,8 @@ from torch import Tensor
 from torch.nn.functional import batch_norm, conv1d, conv2d, conv3d
 from torch.overrides import TorchFunctionMode
 
+from isofed.models import pointwise
+
 _Way = tuple[list[int], list[int], list[int], int]  # stride, padding, dilation and groups
 _SPACE = {conv1d: 1, conv2d: 2, conv3d: 3}  # dimensions
 _MADE_BY = "isofed_made_by"  # an attribute of what a convolution gives
@@ -73,6 +75,8 @@ def _convolution(
     each = [[int(m) for m in n] for n in brackets]  # which may be NumPy's
     # PyTorch takes one number for all dimensions, in brackets, too.
     one, two, three = (n * space if len(n) == 1 else n for n in each)
+    if (pixels := pointwise.seen(input, weight, one, two)) is not None:
+        input, one = pixels, [1] * space
     way = (one, two, three, groups)
     made: Tensor = _Convolution.apply(input, weight, way)
     made = made if bias is None else made + _each_channel(bias, made)

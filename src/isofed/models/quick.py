@@ -1,7 +1,8 @@
 """What makes a network quicker on a processor, where memory is slower than arithmetic.
 
 Large dense layers get other products, and 3x3 convolutions fewer of them, which round differently
-(:mod:`isofed.models.dense`, :mod:`isofed.models.winograd`). The rest has the same bits: a ReLU behind a layer writes
+(:mod:`isofed.models.dense`, :mod:`isofed.models.winograd`); and some are kept from a fault of PyTorch's
+(:mod:`isofed.models.pointwise`). The rest has the same bits: a ReLU behind a layer writes
 over what that gave and nobody else wants; one before a maximum over squares comes after, where there is a quarter of
 the numbers. Names and weights stay as they are.
 """
@@ -13,7 +14,7 @@ from itertools import pairwise
 from torch import nn
 from torch.nn.modules.module import _has_any_global_hook
 
-from isofed.models import dense, winograd
+from isofed.models import dense, pointwise, winograd
 from isofed.models.fused import halves
 from isofed.models.residual import is_ours, watched
 
@@ -33,6 +34,8 @@ def quicken(network: nn.Module, unseen: bool = True) -> None:
     for module in modules:
         if type(module) is nn.Linear and dense.available():
             module.__class__ = dense.Dense
+        elif type(module) is nn.Conv2d and module.kernel_size == (1, 1) and module.stride != (1, 1):
+            module.__class__ = pointwise.Pointwise
         elif type(module) is nn.Conv2d and winograd.available() and winograd.fits(module):
             module.__class__ = winograd.Convolution
     for module in modules:
