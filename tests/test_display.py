@@ -162,6 +162,14 @@ def test_time_left_is_in_proportion() -> None:
     assert clock.left(4, 4) == "0 s"
 
 
+def test_a_bit_of_work_that_took_long_does_not_make_all_of_it_long() -> None:
+    clock = Clock()
+    clock._began = time.monotonic() - 10
+    assert clock.left(0.1, 100.1) == "2:46:40"
+    assert clock.left(0.1, 100.1, known=20) == "2:29"  # thirty seconds for 20.1, and a hundred are left
+    assert clock.left(0, 60, known=20) == "1:30"
+
+
 def told(display: Any, run: Federation, lines: list[dict[str, Any]]) -> str:
     display.start(run)
     for line in lines:

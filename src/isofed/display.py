@@ -150,9 +150,14 @@ class Clock:
     def __init__(self) -> None:
         self._began, self._done = time.monotonic(), 0.0
 
-    def left(self, done: float, total: float) -> str:
-        spent = time.monotonic() - self._began
-        return duration(round(spent / done * (total - done))) if done > 0 and spent > 0.5 else "-"
+    def left(self, done: float, total: float, known: float = 0.0) -> str:
+        """What is left of a total. ``known`` more seconds are taken for as many of work, if that is reckoned in seconds.
+
+        The first bit of work alone says little, and may take a hundred times what it should.
+        """
+        spent, more = time.monotonic() - self._began + known, total - done
+        done += known
+        return duration(round(spent / done * more)) if done > 0 and spent > 0.5 else "-"
 
 
 class Display(BatchWatcher):

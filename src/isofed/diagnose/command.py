@@ -77,6 +77,9 @@ def missing(content: Mapping[str, Any], section: str) -> str:
     return "left out" if content.get(section) is None else "not complete"
 
 
+_KNOWN = 20  # seconds of work, by which the first sections' times are judged
+
+
 class _Progress:
     """How far it is: on a terminal a line with the time left, elsewhere a line for each section."""
 
@@ -113,7 +116,7 @@ class _Progress:
         *before, now = (seconds for _, _, seconds in self._todo[: self._number])
         done = sum(before) + self._share * now
         share = f" {100 * self._share:.0f} %" if self._share else ""
-        return f"{self._current}{share}, {self._clock.left(done, self._total)} left"
+        return f"{self._current}{share}, {self._clock.left(done, self._total, _KNOWN)} left"
 
 
 def _print(console: Console, found: Mapping[str, Mapping[str, Any]]) -> None:
