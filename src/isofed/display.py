@@ -151,7 +151,7 @@ class Clock:
         self._began, self._done = time.monotonic(), 0.0
 
     def left(self, done: float, total: float, known: float = 0.0) -> str:
-        """What is left of a total. ``known`` more seconds are taken for as many of work, if that is reckoned in seconds.
+        """What is left of a total. If work is reckoned in seconds, ``known`` of them are taken for as many of its own.
 
         The first bit of work alone says little, and may take a hundred times what it should.
         """

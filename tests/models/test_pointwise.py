@@ -11,15 +11,17 @@ from torch.nn.functional import conv2d
 
 from isofed.models.pointwise import Pointwise, seen
 from isofed.models.quick import quicken
+from isofed.models.slim import slimmed
 
 
 @pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("padding", [0, "valid"])
 @pytest.mark.parametrize(("inside", "outside", "side", "stride"), [(8, 16, 64, 2), (4, 8, 57, 2), (2, 6, 40, (1, 3))])
 def test_values_and_gradients_are_those_of_float64(
-    inside: int, outside: int, side: int, stride: Any, groups: int
+    inside: int, outside: int, side: int, stride: Any, padding: Any, groups: int
 ) -> None:
     torch.manual_seed(0)
-    network = nn.Sequential(nn.Conv2d(inside, outside, 1, stride, groups=groups))
+    network = nn.Sequential(nn.Conv2d(inside, outside, 1, stride, padding, groups=groups))
     quicken(network)
     (layer,) = network
     assert type(layer) is Pointwise
@@ -65,3 +67,16 @@ def test_what_is_changed_later_is_heeded() -> None:
     assert same(x)
     with pytest.raises(RuntimeError, match="3D .unbatched. or 4D .batched. input"):
         layer(torch.randn(6, 6))
+
+
+def test_so_does_a_slimmed_pass() -> None:
+    """Which has few channels where the whole network has more."""
+    torch.manual_seed(0)
+    layer = nn.Conv2d(16, 32, 1, 2)
+    x = torch.randn(8, 8, 64, 64).contiguous(memory_format=torch.channels_last)
+    with slimmed(nn.Sequential(layer), 0.5):
+        (found,) = torch.autograd.grad(layer(x).square().sum(), layer.weight)
+    weight = layer.weight[:16, :8].detach().double().requires_grad_()
+    y = conv2d(x.double(), weight, layer.bias[:16].double(), 2)  # type: ignore[index]
+    (wanted,) = torch.autograd.grad(y.square().sum(), weight)
+    assert (found[:16, :8].double() - wanted).norm() < 1e-5 * wanted.norm() and not found[16:].any()

@@ -21,7 +21,7 @@ from isofed.models import Network, create, names
 # --- values, and the operations that make them of one another
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Value:
     """What an operation makes of other values. That of the same values is one object, so ``is`` compares passes."""
 

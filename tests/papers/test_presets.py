@@ -87,7 +87,10 @@ ALIGN = "local_epochs=20 batch_size=64 last_batch=drop nesterov=True persistent_
         ("spherefed/table2|CIFAR-100|VGG13;alpha=0.1|FedNova+SphereFed+FFC", f"{SPHERE} method=fednova+spherefed"),
         ("spherefed/table2|CIFAR-100|ResNet18;IID|FedProx+BABU", f"{SPHERE} model=resnet18 partition=iid"),
         ("feddecorr/table1|CIFAR100|alpha=0.05|FedAvg+FedDecorr", f"{DECORR} method=feddecorr:beta=0.05"),
-        ("feddecorr/table1|CIFAR100|alpha=0.05|FedAvg", "weight_decay=0.0001 augment=crop:4+flip+autoaugment:form=feddecorr"),
+        (
+            "feddecorr/table1|CIFAR100|alpha=0.05|FedAvg",
+            "augment=crop:4+flip+autoaugment:form=feddecorr",
+        ),
         ("feddecorr/table1|CIFAR10|alpha=inf|FedAvg+FedDecorr", f"{DECORR} method=feddecorr weight_decay=1e-05"),
         ("feddecorr/table1|CIFAR100|alpha=0.1|FedAvg+FedDecorr|paper", "method=feddecorr:form=paper"),
         ("feddecorr/table2|TinyImageNet|M=90|MOON", "partition=pathological:90 method=moon:head=none rounds=50"),

@@ -69,6 +69,7 @@ def _convolution(
     groups: int = 1,
 ) -> Tensor | None:
     """None, for PyTorch to do it, where there is no batch or the padding is a word, or only PyTorch can do it."""
+    padding = 0 if padding == "valid" else padding
     if isinstance(padding, str) or input.dim() != space + 2 or not _is_plain(input):
         return None
     brackets = (n if isinstance(n, (list, tuple)) else [n] for n in (stride, padding, dilation))

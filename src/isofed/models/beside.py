@@ -21,14 +21,12 @@ from torch import Tensor, nn
 
 from isofed.models import sheet_norm, sheets
 from isofed.models.base import BatchNorm1d, BatchNorm2d, FusedNorm, Network, Output
-from isofed.models.convolution import FusedConv2d
 from isofed.models.dense import Dense
 from isofed.models.flatten import Flatten
-from isofed.models.narrow import narrows
+from isofed.models.narrow import CONVOLUTIONS, narrows
 from isofed.models.residual import Residual
 from isofed.models.sheets import Sheets
 from isofed.models.slim import full_channels
-from isofed.models.winograd import Convolution
 
 Size = tuple[int, int]
 _PLAIN = (nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.GELU, nn.SiLU, nn.Tanh)  # each pixel by itself, 0 of 0
@@ -121,7 +119,7 @@ def _through(layer: nn.Module, at: _At, found: dict[nn.Module, Size]) -> _At:
         beside = at if layer.shortcut is None else _through(layer.shortcut, seen, found)
         if inside == beside and not inside.open:
             return inside
-    elif isinstance(layer, nn.Conv2d) and kind in (nn.Conv2d, FusedConv2d, Convolution) and at.size is not None:
+    elif isinstance(layer, nn.Conv2d) and kind in CONVOLUTIONS and at.size is not None:
         bare = layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
         if bare and not getattr(layer, "relu", False) and not getattr(layer, "pool", False):
             return _At(_behind(layer, at.size), open=True)

@@ -20,6 +20,7 @@ from isofed.models.base import BatchNorm1d, BatchNorm2d, Network, Output
 from isofed.models.convolution import FusedConv2d
 from isofed.models.dense import Dense
 from isofed.models.flatten import Flatten
+from isofed.models.pointwise import Pointwise
 from isofed.models.residual import Residual, watched
 from isofed.models.slim import full_channels, widens
 from isofed.models.winograd import Convolution
@@ -33,7 +34,7 @@ _NEUTRAL = (
     *(nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d),
 )
 _DENSE = (nn.Linear, Dense)
-_CONVOLUTIONS = (nn.Conv2d, FusedConv2d, Convolution)
+CONVOLUTIONS = (nn.Conv2d, FusedConv2d, Convolution, Pointwise)
 _KNOWN: WeakKeyDictionary[Network, bool] = WeakKeyDictionary()
 
 
@@ -132,10 +133,10 @@ def _through(layer: nn.Module, at: _Stream) -> _Stream:
         return _Stream(None, at.zero)  # a channel may have become many numbers
     if isinstance(layer, _BatchNorm) and kind in _NORMS and layer.affine and layer.num_features == at.full:
         return _Stream(at.full, True)
-    if isinstance(layer, nn.Conv2d) and kind in _CONVOLUTIONS and layer.groups > 1 and at.zero:
+    if isinstance(layer, nn.Conv2d) and kind in CONVOLUTIONS and layer.groups > 1 and at.zero:
         if layer.groups == layer.out_channels == at.full:  # one filter for each channel: zeros stay zeros
             return at
-    elif isinstance(layer, (nn.Conv2d, nn.Linear)) and kind in (*_CONVOLUTIONS, *_DENSE) and at.zero:
+    elif isinstance(layer, (nn.Conv2d, nn.Linear)) and kind in (*CONVOLUTIONS, *_DENSE) and at.zero:
         return _Stream(len(layer.weight), layer.bias is not None)
     raise _Unknown
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 LANES = 16  # numbers of the largest registers; with as many channels all is well
 
@@ -20,17 +21,35 @@ class Pointwise(nn.Conv2d):
     """``nn.Conv2d`` that skips pixels before it multiplies, where it is such a one."""
 
     def forward(self, input: Tensor) -> Tensor:
-        pixels = None if isinstance(self.padding, str) else seen(input, self.weight, self.stride, self.padding)
-        if pixels is None:
+        if self.padding_mode != "zeros":
             return super().forward(input)
-        made: Tensor = nn.functional.conv2d(pixels, self.weight, self.bias, groups=self.groups)
-        return made
+        return convolution(input, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
 
 
-def seen(x: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int]) -> Tensor | None:
+def convolution(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: tuple[int, ...],
+    padding: tuple[int, ...] | str,
+    dilation: tuple[int, ...],
+    groups: int,
+) -> Tensor:
+    """``conv2d`` that does so."""
+    if (pixels := seen(x, weight, stride, padding)) is not None:
+        return F.conv2d(pixels, weight, bias, groups=groups)
+    return F.conv2d(x, weight, bias, stride, padding, dilation, groups)
+
+
+def seen(x: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int] | str) -> Tensor | None:
     """The pixels that a convolution looks at, if it is such a one."""
-    fits = weight.shape[1] < LANES and all(n == 1 for n in weight.shape[2:]) and max(stride) > 1 and not any(padding)
-    if not fits or x.device.type != "cpu":
+    if x.device.type != "cpu" or not fits(weight, stride, padding):
         return None
     every: tuple[Any, ...] = (..., *(slice(None, None, n) for n in stride))
     return x[every]
+
+
+def fits(weight: Tensor, stride: Sequence[int], padding: Sequence[int] | str) -> bool:
+    """Whether a convolution is such a one."""
+    few, bare = weight.shape[1] < LANES, padding == "valid" or not any(padding)
+    return few and bare and all(n == 1 for n in weight.shape[2:]) and max(stride) > 1

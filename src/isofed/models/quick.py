@@ -34,7 +34,7 @@ def quicken(network: nn.Module, unseen: bool = True) -> None:
     for module in modules:
         if type(module) is nn.Linear and dense.available():
             module.__class__ = dense.Dense
-        elif type(module) is nn.Conv2d and module.kernel_size == (1, 1) and module.stride != (1, 1):
+        elif type(module) is nn.Conv2d and pointwise.fits(module.weight, module.stride, module.padding):
             module.__class__ = pointwise.Pointwise
         elif type(module) is nn.Conv2d and winograd.available() and winograd.fits(module):
             module.__class__ = winograd.Convolution

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from isofed.errors import UserError
-from isofed.models import thin
+from isofed.models import pointwise, thin
 from isofed.models.base import FusedNorm, Network, Output
 from isofed.models.batch_norm import batch_norm
 from isofed.models.convolution import FusedConv2d
@@ -154,7 +154,7 @@ class _Slim:
         elif isinstance(layer, FusedConv2d) and layer.thin and thin.applies(x, weight):
             y = thin.convolution(x, weight, bias, layer.stride[0], int(layer.padding[0]))
         else:
-            y = F.conv2d(x, weight, bias, layer.stride, layer.padding, layer.dilation, groups)
+            y = pointwise.convolution(x, weight, bias, layer.stride, layer.padding, layer.dilation, groups)
         return layer.behind(y) if isinstance(layer, (FusedConv2d, Convolution)) else y
 
     def linear(self, layer: nn.Linear, x: Tensor) -> Tensor:
