@@ -158,7 +158,7 @@ class Collected:
 
     def _size(self, tensors: Tensors) -> int:
         """Bytes on the wire; a vector over the shared weights travels without the gaps of the layout."""
-        return sum(self._layout.numbers(t) * min(t.element_size(), 4) for t in tensors.values())
+        return sum(self._layout.numbers(t) * t.element_size() for t in tensors.values())
 
     def line(self, sent: Tensors, known: Container[int]) -> dict[str, Any]:
         """The part of a round's record that is about training; ``known`` are the clients visited before."""
@@ -182,8 +182,3 @@ class Collected:
             return None
         weighted, weights = zip(*self._losses.values(), strict=True)
         return math.fsum(weighted) / math.fsum(weights)  # exact sums, whatever the order
-
-
-def sent_bytes(answer: Tensors) -> int:
-    """Bytes on the wire of a client's answer to a last question: sums travel as float32."""
-    return sum(4 * value.numel() for value in answer.values())

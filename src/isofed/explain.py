@@ -166,7 +166,7 @@ def _print_cost(console: Console, found: Cost, values: dict[str, Any]) -> None:
     if found.down_once:
         lines.append(("once", f"receives {_bytes(found.down_once)} at the first visit"))
     if found.up_finally:
-        lines.append(("at end", f"receives {_bytes(found.down_finally)}, sends {_bytes(found.up_finally)}"))
+        lines.append(("at end", f"receives {_bytes(found.down_finally)}, sends {_bytes(found.up_finally, 8)}"))
     lines.append(("keeps", f"client {_bytes(found.client_state)}, server {_bytes(found.server_state)} between rounds"))
     side = USUAL if "model" in values else SIZE
     data = values.get("data") or f"pictures of {side}x{side}"
@@ -188,7 +188,9 @@ def _short(number: float) -> str:
     return f"{number:.0f}"
 
 
-def _bytes(floats: int) -> str:
-    if not floats:
+def _bytes(numbers: int, each: int = 4) -> str:
+    """As they travel: weights have four bytes each, sums of the last questions eight."""
+    size = each * numbers
+    if not size:
         return "nothing"
-    return f"{_short(4 * floats)}B" if floats >= 250 else f"{4 * floats} B"
+    return f"{_short(size)}B" if size >= 1000 else f"{size} B"

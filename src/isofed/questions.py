@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isofed.collect import sent_bytes
 from isofed.draws import generator
 from isofed.engine.replica import Job, one_thread
 from isofed.engine.serial import Executor, States
@@ -37,7 +36,7 @@ class Questions:
         size = 0
         # In a fixed order, so that plain sums do.
         for answer in executor.answer(name, jobs, model, sent, states):
-            size += sent_bytes(answer)
+            size += sum(value.nbytes for value in answer.values())
             for key, value in answer.items():
                 if key not in total:
                     total[key] = value.clone()

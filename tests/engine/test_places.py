@@ -46,7 +46,7 @@ def test_a_question_after_the_last_round(executor: str, two_workers: Pool) -> No
     assert all(torch.equal(result.weights[n], plain[n]) for n in plain if n != "head.bias")
     (line,) = result.exchanges
     assert line["exchange"] == "count"
-    assert line["bytes_up"] == 4 * (4 + 1) * 4  # four clients, five numbers of four bytes
+    assert line["bytes_up"] == 4 * (4 + 1) * 8  # four clients, five numbers of eight bytes
     assert result.accuracy == line["accuracy"] != result.history[-1]["accuracy"]
 
 

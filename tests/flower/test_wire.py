@@ -14,7 +14,9 @@ pytest.importorskip("flwr")
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from isofed.flower import wire
+from isofed.flower.template import Down, Up
 from isofed.flower.wire import BadMessage
+from tests.engine.plain import small
 from tests.flower.messages import message
 
 TENSORS = {
@@ -163,3 +165,18 @@ def test_generated_answers_are_taken_or_refused_in_one_sentence(tmp_path: Path) 
     assert len(set(inputs)) > 200
     for data in inputs:
         take(data)
+
+
+@pytest.mark.parametrize("method", ["fednova+ffc", "scaffold", "ccvr", "fedexp+spherefed", "fedbabu"])
+def test_recorded_traffic_is_what_travels(method: str) -> None:
+    """But for what fills the gaps between tensors: less than 64 bytes for each."""
+    run = small(method=method, clients=2, rounds=1)
+    up, down = Up(run.world), Down.of(run.world, run.layout)
+    sent = sum(wire.size(form) for form in up.visit.values())
+    received = sum(wire.size(form) for part in (down.shared, down.sent, down.once) for form in part.values())
+    answers = [sum(wire.size(form) for form in up.answer(name).values()) for name, _ in run.settings.method.exchanges]
+    result = run.fit()
+    gaps = 2 * 2 * 64 * len(run.layout.entries)  # twice the model at most, of two clients
+    assert 0 <= 2 * sent - result.history[0]["bytes_up"] < gaps
+    assert 0 <= 2 * received - result.history[0]["bytes_down"] < gaps
+    assert [line["bytes_up"] for line in result.exchanges] == [2 * answer for answer in answers]

@@ -120,7 +120,7 @@ def test_a_client_sends_one_number_more() -> None:
     outcome = visit(run, 1)
     assert outcome.mean["fedexp.squared"].shape == (1,)
     assert float(outcome.mean["fedexp.squared"]) == pytest.approx(float(outcome.update.double().square().sum()))
-    assert run.fit().bytes_up == base.fit().bytes_up + 4 * 4 * 2  # a float32 each, four clients, two rounds
+    assert run.fit().bytes_up == base.fit().bytes_up + 8 * 4 * 2  # a float64 each, four clients, two rounds
 
 
 def test_a_large_eps_makes_it_fedavg() -> None:

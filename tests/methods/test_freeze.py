@@ -186,7 +186,7 @@ def test_personal_accuracy(method: str, settings: dict[str, Any], known: dict[st
     assert exchange["personal_accuracy_before"] == pytest.approx(before, abs=1e-9)
     assert exchange["personal_accuracy"] == pytest.approx(after, abs=1e-9)
     assert abs(after - before) > 0.02 and before != pytest.approx(result.accuracy, abs=1e-9)
-    assert exchange["bytes_up"] == 4 * 5 * 3  # three numbers a client
+    assert exchange["bytes_up"] == 8 * 5 * 3  # three numbers a client
 
 
 def test_a_fine_tuned_head_is_the_clients_own_copy() -> None:

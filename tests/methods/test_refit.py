@@ -92,7 +92,7 @@ def test_traffic_of_the_exchange(method: str, numbers: int) -> None:
     result = small(method=method).fit()
     exchange = result.exchanges[0]
     assert [e["exchange"] for e in result.exchanges] == [method]
-    assert exchange["bytes_up"] == 4 * numbers and exchange["bytes_down"] == 4 * 4 * (BODY + HEAD)
+    assert exchange["bytes_up"] == 8 * numbers and exchange["bytes_down"] == 4 * 4 * (BODY + HEAD)
     plain = small().fit()
     assert result.bytes_up == plain.bytes_up + exchange["bytes_up"]
     assert result.bytes_down == plain.bytes_down + exchange["bytes_down"]

@@ -257,7 +257,7 @@ def test_what_the_refit_costs() -> None:
     run = small(method="spherefed")
     exchange = run.fit().exchanges[0]
     assert exchange["exchange"] == "ffc"
-    assert exchange["bytes_up"] == 4 * 4 * (64 * 64 + 64 * 4)
+    assert exchange["bytes_up"] == 8 * 4 * (64 * 64 + 64 * 4)
     assert exchange["bytes_down"] == 4 * 4 * BODY
     assert 1 < exchange["condition"] < 65 / 1e-6  # the ridge bounds it: the largest eigenvalue is at most 64 means
 

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from isofed.collect import Collected, sent_bytes
 from isofed.config import settings as make_settings
 from isofed.data import Dataset, load
 from isofed.engine.replica import Job, Replica, one_thread
@@ -106,12 +105,9 @@ def cost(method: Any, *, dataset: Dataset | None = None, operations: bool = Fals
             meter.operations = operations
             with meter.counter() as counter:
                 answer = replica.answer(name, Job(3, 0, 1e-3, 0.5), replica.initial, sent, again.state)
-            up_finally += sent_bytes(answer)
+            up_finally += sum(value.numel() for value in answer.values())
             flops_finally += counter.get_total_flops() - 2 * meter.macs if counter else 0
-    new, known = Collected(world, layout, [job]), Collected(world, layout, [job])
-    new.add(first)
-    known.add(again)
-    line, later = new.line(sent, ()), known.line(sent, {0})
+    shared, numbers = layout.count(Policy.SHARED), lambda some: sum(layout.numbers(v) for v in some.values())
     return Cost(
         parameters=sum(p.numel() for p in network.parameters()),
         trained=sum(e.size for e in layout.entries if e.trained),
@@ -121,14 +117,14 @@ def cost(method: Any, *, dataset: Dataset | None = None, operations: bool = Fals
         passes=step_passes,
         passes_per_round=others * per_sample / len(world.clients[0]),
         held=_held(replica, read),
-        down=later["bytes_down"] // 4,
-        up=later["bytes_up"] // 4,
-        down_once=(line["bytes_down"] - later["bytes_down"]) // 4,
-        up_finally=up_finally // 4,
+        down=0 if composition.pooled else shared + numbers(sent),
+        up=0 if composition.pooled else shared + numbers(again.mean) + numbers(again.sum),
+        down_once=0 if composition.pooled else layout.count(Policy.FIXED) + layout.count(Policy.RESET),
+        up_finally=up_finally,
         down_finally=len(composition.exchanges) * layout.count(Policy.SHARED),
         flops_finally=flops_finally / len(world.clients[0]) if operations else None,
-        client_state=sum(layout.numbers(v) for v in again.state.values()),
-        server_state=sum(layout.numbers(v) for v in server.values()),
+        client_state=numbers(again.state),
+        server_state=numbers(server),
     )
 
 
