@@ -71,7 +71,7 @@ def test_defaults_are_valid_and_whole() -> None:
         ({"evaluate_every": 0}, "evaluate_every=0 is not possible"),
         ({"target": 1.5}, "target=1.5 is not possible"),
         ({"stop_at_target": True}, "stop_at_target=true needs a target, such as target=0.9"),
-        ({"lr_schedule": "linear"}, "lr_schedule must be constant, cosine or step:every=N,factor=F, not 'linear'"),
+        ({"lr_schedule": "linear"}, "lr_schedule must be constant, cosine, step:every=N,factor=F or step:at=A/B"),
         ({"lr_schedule": "step"}, "lr_schedule must be"),
         ({"lr_schedule": "step:every=0,factor=0.5"}, "lr_schedule must be"),
         ({"lr_schedule": "step:every=2,factor=0"}, "lr_schedule must be"),
@@ -80,6 +80,11 @@ def test_defaults_are_valid_and_whole() -> None:
         ({"lr_schedule": "step:every=2,factor=0.5,more=1"}, "lr_schedule must be"),
         ({"lr_schedule": "step:every=2,factor=0.5,every=3"}, "lr_schedule"),
         ({"lr_schedule": "cosine:1"}, "lr_schedule must be"),
+        ({"lr_schedule": "step:at=0.5,every=2,factor=0.5"}, "lr_schedule must be"),
+        ({"lr_schedule": "step:at=0.5/x,factor=0.5"}, "at of lr_schedule must be a number, not 'x'"),
+        ({"lr_schedule": "step:at=0,factor=0.5"}, "at of lr_schedule must be rounds, or shares of them like 0.5/0.75"),
+        ({"lr_schedule": "step:at=2.5,factor=0.5"}, "at of lr_schedule must be rounds, or shares of them"),
+        ({"lr_schedule": "step:at=inf,factor=0.5"}, "at of lr_schedule must be"),
         ({"lr_schedule": "constant+cosine"}, "the lr_schedule takes one choice, not 2"),
         ({"lr_schedule": ""}, "lr_schedule"),
         ({"keep": "last"}, "keep must be none, or every:N, not 'last'"),
@@ -284,6 +289,17 @@ def test_constant_and_cosine() -> None:
 def test_steps() -> None:
     made = settings({"lr": 1.0, "lr_schedule": "step:every=3,factor=0.1", "rounds": 10})
     assert [round(lr_at(made, t), 10) for t in range(1, 11)] == [1, 1, 1, 0.1, 0.1, 0.1, 0.01, 0.01, 0.01, 0.001]
+
+
+@pytest.mark.parametrize(
+    ("at", "rounds", "drops"),
+    [("0.5/0.75", 8, (4, 6)), ("0.5/0.75", 10, (5, 8)), ("5", 10, (5, 99)), ("3/7", 10, (3, 7)), ("7/0.3", 10, (3, 7))],
+)
+def test_steps_at_rounds_or_shares_of_them(at: str, rounds: int, drops: tuple[int, int]) -> None:
+    """FedBABU's: a tenth after one half of the rounds, and again after three quarters."""
+    made = settings({"lr": 1.0, "lr_schedule": f"step:at={at},factor=0.1", "rounds": rounds})
+    wanted = [0.1 ** ((done >= drops[0]) + (done >= drops[1])) for done in range(rounds)]
+    assert [lr_at(made, t) for t in range(1, rounds + 1)] == pytest.approx(wanted, rel=1e-12)
 
 
 @pytest.mark.parametrize(

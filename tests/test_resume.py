@@ -289,6 +289,11 @@ def test_another_number_of_rounds_is_refused_where_it_would_change_those_that_ar
     small(rounds=3, lr_schedule="cosine", out=tmp_path / "cosine").fit()
     with pytest.raises(UserError, match="'rounds' cannot change with lr_schedule=cosine"):
         Federation.resume(tmp_path / "cosine", rounds=4)
+    small(rounds=2, lr_schedule="step:at=0.5,factor=0.1", out=tmp_path / "share").fit()
+    with pytest.raises(UserError, match="'rounds' cannot change with lr_schedule=step:at=0.5,factor=0.1, where"):
+        Federation.resume(tmp_path / "share", rounds=4)
+    small(rounds=2, lr_schedule="step:at=1/3,factor=0.1", out=tmp_path / "rounds").fit()
+    assert Federation.resume(tmp_path / "rounds", rounds=4).fit().rounds == 4
     for folder in ("run", "cosine"):
         assert Federation.resume(tmp_path / folder, rounds=3).fit().rounds == 3  # which is nothing new
 

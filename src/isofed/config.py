@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -25,6 +24,7 @@ from isofed.methods import names as method_names
 from isofed.methods import parse as parse_method
 from isofed.models.base import norm_layer
 from isofed.plugins import digest, digests, is_file_reference, resolve, shorten
+from isofed.schedule import FORMS, factor_at
 from isofed.yaml_text import BadYAML, read_yaml_text
 
 OWN = "own"  # the norm of a network that is left as it is; 'none' is a network without any
@@ -64,7 +64,7 @@ class Settings(BaseModel):
     local_steps: int | None = Field(None, ge=1, description="steps of a client in a round, instead of epochs")
     batch_size: int = Field(32, ge=1, description="samples in a local step")
     lr: float = Field(0.05, gt=0, description="local learning rate")
-    lr_schedule: str = Field("constant", description="over rounds: constant, cosine, or step:every=N,factor=F")
+    lr_schedule: str = Field("constant", description=f"over rounds: {FORMS}, after rounds A and B or such shares")
     momentum: float = Field(0.9, ge=0, lt=1, description="of the local optimiser")
     nesterov: bool = Field(False, description="Nesterov's form of momentum")
     persistent_momentum: bool = Field(False, description="a client keeps its momentum from visit to visit")
@@ -317,20 +317,7 @@ def _may_be_none(key: str) -> bool:
 
 def lr_at(s: Settings, round: int) -> float:
     """The local learning rate of a round, counted from 1; it is constant within a round."""
-    choice = spec.parse_one(s.lr_schedule, "lr_schedule")
-    options = {k: v for k, v in choice.options}
-    if len(options) < len(choice.options):
-        raise UserError(f"lr_schedule '{s.lr_schedule}' gives an option twice")
-    if choice.name == "constant" and not options:
-        return s.lr
-    if choice.name == "cosine" and not options:
-        return s.lr * (1 + math.cos(math.pi * (round - 1) / s.rounds)) / 2
-    if choice.name == "step" and set(options) == {"every", "factor"}:
-        every = spec.convert(options["every"], int, "every of lr_schedule")
-        factor = spec.convert(options["factor"], float, "factor of lr_schedule")
-        if every >= 1 and factor > 0:
-            return float(s.lr * factor ** ((round - 1) // every))
-    raise UserError(f"lr_schedule must be constant, cosine or step:every=N,factor=F, not '{s.lr_schedule}'")
+    return s.lr * factor_at(s.lr_schedule, round, s.rounds)
 
 
 def keep_rule(text: str, key: str) -> int | None:

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from isofed import spec
 from isofed.config import HOW, Settings, show
 from isofed.data import AT_SITES, elsewhere
 from isofed.engine.world import World
 from isofed.errors import RunError, UserError, unknown
 from isofed.records import CONFIG, RunFolder
+from isofed.schedule import looks_ahead
 
 _MAY_CHANGE = HOW | {"root"}  # where data lie may: that they are the same is checked
 
@@ -44,18 +44,13 @@ def check_changes(run: str | Path, changes: Mapping[str, Any]) -> None:
 
 def check_rounds(run: str | Path, s: Settings, before: int, done: int) -> None:
     """Refuse another number of rounds than a run had before, where the rounds that are done would have been others."""
-    if s.rounds != before and _looks_ahead(s):
+    if s.rounds != before and looks_ahead(s.lr_schedule):
         raise UserError(
-            "'rounds' cannot change with lr_schedule=cosine, where each learning rate depends on how many there are; "
+            f"'rounds' cannot change with lr_schedule={s.lr_schedule}, where learning rates depend on their number; "
             f"for a new run write: isofed run {run}/config.yaml rounds={s.rounds} out=..."
         )
     if s.rounds < done:
         raise UserError(f"{run} has {done} rounds already, so rounds={s.rounds} is too few")
-
-
-def _looks_ahead(s: Settings) -> bool:
-    """Whether what is done in a round depends on how many there will be."""
-    return spec.parse_one(s.lr_schedule, "lr_schedule").name == "cosine"
 
 
 def check_config(folder: RunFolder, settings: Settings, made_with: Mapping[str, Any]) -> None:
@@ -64,7 +59,7 @@ def check_config(folder: RunFolder, settings: Settings, made_with: Mapping[str, 
     ``made_with`` are those of the rounds that are done. The data have their fingerprint, wherever they lie.
     """
     now = json.loads(json.dumps(settings.to_dict()))
-    may_change = _MAY_CHANGE | {"data"} | (set() if _looks_ahead(settings) else {"rounds"})
+    may_change = _MAY_CHANGE | {"data"} | (set() if looks_ahead(settings.lr_schedule) else {"rounds"})
     for key in sorted(made_with.keys() & now.keys() - may_change):
         if made_with[key] != now[key]:
             here, before = show(key, now[key]), show(key, made_with[key])

@@ -40,7 +40,7 @@ MISTAKES = [
     ("slots=4", r"slots are replicas on a GPU; use device=cuda"),
     ("precision=fp8", r"precision=fp8"),
     ("device=tpu", r"device=tpu|no device 'tpu'"),
-    ("lr_schedule=warmup", r"lr_schedule must be constant, cosine or step"),
+    ("lr_schedule=warmup", r"lr_schedule must be constant, cosine, step"),
     ("lr_schedule=step:every=0,factor=0.1", r"lr_schedule must be"),
     ("augment=flipp", r"no augmentation 'flipp'.*did you mean 'flip'"),
     ("keep=sometimes", r"keep must be none, or every:N"),

@@ -44,7 +44,15 @@ def options_of(cls: type) -> dict[str, str]:
 def test_settings_and_options_that_a_page_names_exist(page: Path) -> None:
     choices = [find(name)[1] for name in BUILT_IN] + [source(name) for name in SOURCES]
     known = {option for cls in [*choices, *KINDS.values(), *AUGMENTATIONS.values()] for option in options_of(cls)}
-    known |= {*Settings.model_fields, "out", "seeds", "picture", "every", "factor"}  # the last two are lr_schedule's
+    known |= {
+        *Settings.model_fields,
+        "out",
+        "seeds",
+        "picture",
+        "every",
+        "at",
+        "factor",
+    }  # the last three are lr_schedule's
     known |= {f.name for f in dataclasses.fields(papers.Words)}
     known |= {*bench.OWN, *(f.name for f in dataclasses.fields(diagnose.Options)), "figures", "port"}
     known |= set(privacy_plan.OPTIONS)
