@@ -70,15 +70,17 @@ class Aligned(Written):
         rescale: bool = True,
         clip: float | None = 10.0,
         iterations: int = 10,
+        whole: bool = False,
     ) -> None:
         super().__init__(run, self.aligned)
+        self.whole = whole
         self.mu, self.kept, self.rescale, self.clip, self.iterations = mu, kept, rescale, clip, iterations
         self.lengths: list[float] = []  # of the gradients before they are clipped
 
     def term(self, output: Output) -> Tensor:
         """The mean squared difference of the two estimates."""
         inside, outside = (t.detach() for t in list(output.stages.values())[-2:])
-        cut = inside[:, : self.kept[inside.shape[1]]]
+        cut = inside if self.whole else inside[:, : self.kept[inside.shape[1]]]
         teacher = lipschitz(inside, outside, self.iterations)
         student = lipschitz(cut, slim_stage(self.network, cut, self.kept), self.iterations)
         return (student - teacher).pow(2).mean()
@@ -114,6 +116,8 @@ class Aligned(Written):
         ("fedalign:iterations=1", {"model": "cnn", "rounds": 1}, {"iterations": 1}),
         ("fedalign:width=0.5", {"model": "cnn", "rounds": 1}, {"kept": {32: 16, 64: 32}}),
         ("fedalign", {"model": "cnn", "norm": "none", "rounds": 1, "lr": 0.03}, {}),
+        ("fedalign:input=whole", {"model": "cnn", "rounds": 1}, {"whole": True}),
+        ("fedalign:input=whole,rescale=no", {"rounds": 1}, {"whole": True, "rescale": False}),
     ],
 )  # fmt: skip
 def test_fedalign(method: str, settings: dict[str, Any], known: dict[str, Any]) -> None:

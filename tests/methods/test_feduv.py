@@ -27,13 +27,26 @@ from tests.engine.plain import (
 from tests.methods.written import Objective, Written, agree, cross, same_bytes, visit
 
 
-def uniform(z: Tensor, factor: float = 1.0, detach: bool = False) -> Tensor:
+def uniform(
+    z: Tensor,
+    factor: float = 1.0,
+    detach: bool = False,
+    sigma: float | None = None,
+    sphere: bool = False,
+    diagonal: bool = False,
+) -> Tensor:
     """L_U: exp(-d / s) over pairs i < j, s the lower median of the squared distances that are not zero."""
+    if sphere:
+        z = torch.stack([row / row.pow(2).sum().sqrt() for row in z])
+    if diagonal:  # over all i and j
+        count = len(z)
+        rest = uniform(z, factor, detach, sigma) * (count * (count - 1)) if count > 1 else 0
+        return (rest + count) / count**2 + 0 * z.sum()
     if len(z) < 2:
         return torch.zeros(()).double()
     squared = torch.stack([(z[i] - z[j]).pow(2).sum() for i, j in combinations(range(len(z)), 2)])
     apart = squared[squared > 0].sort().values
-    median = apart[(len(apart) - 1) // 2]
+    median = apart[(len(apart) - 1) // 2] if sigma is None else torch.tensor(sigma).double()
     return torch.exp(-squared / (factor * (median.detach() if detach else median))).mean()
 
 
@@ -79,9 +92,11 @@ def feduv(
     detach: bool = False,
     hinge: str = "linear",
     c: float | None = None,
+    statistic: str = "std",
+    **kind: Any,
 ) -> Objective:
     def objective(output: Output, inputs: Tensor, labels: Tensor) -> Tensor:
-        terms = mu * uniform(output.features, factor, detach) + lam * varied(output.logits, "std", hinge, c)
+        terms = mu * uniform(output.features, factor, detach, **kind) + lam * varied(output.logits, statistic, hinge, c)
         return cross(output, inputs, labels) + terms
 
     return objective
@@ -119,6 +134,15 @@ def test_the_written_federation_is_the_plain_one() -> None:
         ("feduv:hinge=squared,lam=2", {"rounds": 1}, {"hinge": "squared", "lam": 2}),
         ("feduv:hinge=none,mu=0", {"rounds": 1, "seed": 1}, {"hinge": "none", "mu": 0}),
         ("feduv:c=0.2,lam=3", {"rounds": 1}, {"c": 0.2, "lam": 3}),
+        ("feduv:sigma=3", {"rounds": 1}, {"sigma": 3.0}),
+        ("feduv:sphere=true,mu=2", {"rounds": 1}, {"sphere": True, "mu": 2}),
+        (
+            "feduv:sphere=true,form=paper,sigma=1,mu=2",
+            {"rounds": 1},
+            {"sphere": True, "factor": 2, "sigma": 1.0, "mu": 2},
+        ),
+        ("feduv:diagonal=true,mu=2", {"rounds": 1, "batch_size": 7}, {"diagonal": True, "mu": 2}),  # some of one sample
+        ("feduv:statistic=var,lam=5", {"rounds": 1}, {"statistic": "var", "lam": 5}),
         ("feduv", {"data": "synthetic:samples=90,test=20,classes=3", "rounds": 1}, {"lam": 0.75}),
         ("feduv", {"data": "synthetic:samples=120,test=20,classes=10", "rounds": 1}, {"lam": 2.5}),
     ],

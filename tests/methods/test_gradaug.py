@@ -49,6 +49,16 @@ def test_widths(n: int, lower: float) -> None:
         assert (others > (1 + lower) / 2).mean() == pytest.approx(0.5, abs=0.1)
 
 
+@pytest.mark.parametrize("n", [1, 3])
+def test_widths_that_are_all_drawn(n: int) -> None:
+    widths = GradAug(n=n, lower=0.5, widths="drawn").plan(visit_of(400), np.random.default_rng(0))["gradaug.width"]
+    assert widths.shape == (400, n) and (np.diff(widths, axis=1) <= 0).all()
+    assert 0.5 < widths.min() < 0.51 and 0.99 < widths.max() < 1 and len(np.unique(widths)) == 400 * n
+    assert widths.mean() == pytest.approx(0.75, abs=0.02)
+    usual = GradAug(n=n, lower=0.5).plan(visit_of(400), np.random.default_rng(0))["gradaug.width"]
+    assert (widths != usual).any(1).all()
+
+
 @pytest.mark.parametrize(
     ("sizes", "shape", "sides"),
     [

@@ -26,8 +26,19 @@ def cosine(a: Tensor, b: Tensor) -> Tensor:
 class Moons(Written):
     """Clients that keep the model of their last visit; a copy of it and of the received one are in eval mode."""
 
-    def __init__(self, run: Federation, head: bool = True, mu: float = 1.0, tau: float = 0.5, beta: float = 0.0):
+    def __init__(
+        self,
+        run: Federation,
+        head: bool = True,
+        mu: float = 1.0,
+        tau: float = 0.5,
+        beta: float = 0.0,
+        train: bool = False,
+        initial: bool = False,
+    ):
         super().__init__(run, self.contrastive)
+        self.in_training, self.initial = train, initial
+        self.first = {k: v.double() for k, v in run.layout.views(run.state.weights.clone()).items()}
         if head:
             self.network.projector = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 256)).double()
             self.network.head = nn.Linear(256, len(run.world.dataset.classes)).double()
@@ -54,10 +65,10 @@ class Moons(Written):
     def local(
         self, start: Named, round: int, client: int, correct: Correction | None = None, lr: float | None = None
     ) -> tuple[Named, list[Gradients]]:
-        self.known = client in self.last
+        self.known = client in self.last or self.initial
         self.received.load_state_dict(start)
-        self.previous.load_state_dict(self.last.get(client, start))
-        self.received.eval(), self.previous.eval()
+        self.previous.load_state_dict(self.last.get(client, self.first if self.initial else start))
+        self.received.train(self.in_training), self.previous.train(self.in_training)
         model, seen = super().local(start, round, client, correct, lr)
         self.last[client] = model
         return model, seen
@@ -72,6 +83,9 @@ class Moons(Written):
         ("moon:head=none", {"model": "cnn"}, {"head": False}),
         ("moon:head=on", {}, {}),
         ("moon+feddecorr", {"model": "cnn", "lr": 0.03}, {"beta": 0.1}),  # on the 256 projected features
+        ("moon:frozen=train", {"model": "cnn", "rounds": 3, "participation": 0.5}, {"train": True}),
+        ("moon:first=initial", {"rounds": 3, "participation": 0.5}, {"initial": True}),
+        ("moon:first=initial,frozen=train", {"model": "cnn"}, {"initial": True, "train": True}),
     ],
 )
 def test_moon(method: str, settings: dict[str, Any], known: dict[str, Any]) -> None:

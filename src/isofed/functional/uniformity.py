@@ -20,6 +20,8 @@ def uniformity(
     detach: bool = False,
     sigma: float | None = None,
     weight: float = 1.0,
+    sphere: bool = False,
+    diagonal: bool = False,
 ) -> Tensor:
     """FedUV's L_U: the mean over pairs i < j of exp(-||z_i - z_j||^2 / s), on the features as they are.
 
@@ -34,6 +36,8 @@ def uniformity(
         detach: treat the median as a constant.
         sigma: a fixed number in place of the median.
         weight: the value and its gradient times this; on a GPU without a kernel of its own.
+        sphere: features scaled to length 1, for which uniformity was introduced.
+        diagonal: the mean over all i and j, in which each feature with itself counts as 1.
 
     >>> round(float(uniformity(torch.eye(4))), 6)  # all distances equal: exp(-1)
     0.367879
@@ -42,7 +46,10 @@ def uniformity(
     rows("z", z)
     if sigma is not None and sigma <= 0:
         raise ValueError(f"sigma must be above 0, not {sigma}")
-    if len(z) < 2:
+    z, count = unit(z) if sphere else z, len(z)
+    if diagonal and count:  # a constant, and a smaller part for the others
+        return uniformity(z, form, detach, sigma, weight * (count - 1) / count) + weight / count
+    if count < 2:
         return nothing(z)
     plain = partial(_uniformity, form=form, detach=detach, sigma=sigma, weight=weight)
     if pairs.available(z):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 from torch import Tensor
@@ -30,7 +30,7 @@ class FedAlign(Method):
     The last stage is the last one that has convolutions or linear layers.
 
     As in the authors' code the term is rescaled to mu times the base loss in value (``rescale``), and gradients longer
-    than ``clip`` are scaled down; the paper has neither.
+    than ``clip`` are scaled down; the paper has neither. ``input=whole`` is the paper's input of the slimmed stage.
     """
 
     mu: float = number(0.45, "weight of the term; 0 is FedAvg", at_least=0)
@@ -40,6 +40,9 @@ class FedAlign(Method):
     rescale: bool = described(True, "give the term the value mu · base loss")
     clip: float | None = number(10.0, "the largest norm of a gradient; none for no limit", above=0)
     iterations: int = number(10, "power iterations", at_least=1)
+    input: Literal["cut", "whole"] = described(
+        "cut", "of the slimmed stage: as many channels as it has at this width, or whole, all of the stage before"
+    )
 
     needs: ClassVar[tuple[str, ...]] = ("two stages",)
     paper: ClassVar[str] = "Mendieta et al. 2022, Local learning matters: rethinking data heterogeneity"
@@ -52,7 +55,8 @@ class FedAlign(Method):
             return None
         before, last = _last_two(step.network)
         inside, outside = step.stages[before].detach(), step.stages[last].detach()
-        cut = rows_of(inside[:, : channels(inside.shape[1], self.width)])
+        seen = channels(inside.shape[1], self.width) if self.input == "cut" else inside.shape[1]
+        cut = rows_of(inside[:, :seen])
         stage = step.network.stages[last]
         with slimmed(stage, self.width, cuts=step.cuts):
             slim = stage(cut)

@@ -21,6 +21,7 @@ class FedUV(Method):
 
     ``lam=none`` is classes/4. ``mu=0`` leaves only L_V, ``lam=0`` only L_U. ``form=paper`` has twice the median;
     ``detach=true`` takes the median as a constant, so that features may also grow apart. ``c=`` sets another target.
+    ``sphere``, ``diagonal`` and ``statistic=var`` are what the paper's text may also be read as.
     """
 
     mu: float = number(0.5, "weight of L_U; 0 leaves only L_V", at_least=0)
@@ -35,11 +36,22 @@ class FedUV(Method):
     c: float | None = number(
         None, "the spread that L_V asks for; none is 1/√C, a smaller one accepts less certain answers", at_least=0
     )
+    sigma: float | None = number(None, "a fixed number in place of the median", above=0)
+    sphere: bool = described(False, "L_U on features scaled to length 1")
+    diagonal: bool = described(False, "count each feature with itself in L_U, as 1")
+    statistic: Literal["std", "var"] = described(
+        "std", "spread of L_V: the standard deviation, or var, the variance, whose target is 1/C"
+    )
 
     needs: ClassVar[tuple[str, ...]] = ("features",)
     paper: ClassVar[str] = "Son et al. 2024, FedUV: uniformity and variance for heterogeneous federated learning"
 
     def loss(self, step: Step) -> Tensor | None:
         lam = step.run.classes / 4 if self.lam is None else self.lam
-        total = uniformity(step.features, self.form, self.detach, weight=self.mu) if self.mu else None
-        return classifier_variance(step.logits, "std", self.c, self.hinge, weight=lam, onto=total) if lam else total
+        total = None
+        if self.mu:
+            kind = self.form, self.detach, self.sigma, self.mu, self.sphere, self.diagonal
+            total = uniformity(step.features, *kind)
+        if not lam:
+            return total
+        return classifier_variance(step.logits, self.statistic, self.c, self.hinge, weight=lam, onto=total)

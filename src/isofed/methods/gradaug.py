@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 from torch import Tensor
@@ -31,9 +31,9 @@ class GradAug(Method):
     """Slimmed sub-networks on resized pictures learn from the whole.
 
     Adds mu times the sum over n sub-networks of KL(softmax F(x) || softmax F_w(resized x)). One sub-network has the
-    width ``lower``, the others are drawn between it and 1; each sees the batch at a size drawn from ``sizes``
-    (``auto``: the full side, 7/8, 6/8 and 5/8 of it; ``none``: no resizing; or such as 32/28/24/20). Channels are
-    rounded to a multiple of ``multiple``: 8 in FedAlign's code, 1 in the original.
+    width ``lower``, the others are drawn between it and 1; with ``widths=drawn`` all are, as in the paper. Each sees
+    the batch at a size drawn from ``sizes`` (``auto``: the full side, 7/8, 6/8 and 5/8 of it; ``none``: no resizing; or
+    such as 32/28/24/20). Channels are rounded to a multiple of ``multiple``: 8 in FedAlign's code, 1 in the original.
     """
 
     n: int = number(2, "sub-networks in a step", at_least=1)
@@ -45,6 +45,9 @@ class GradAug(Method):
         "none does not resize; or such as 32/28/24/20",
     )
     multiple: int = number(8, "channels are rounded to a multiple of this", at_least=1)
+    widths: Literal["lowest", "drawn"] = described(
+        "lowest", "lowest: one sub-network has the smallest width, the others are drawn; drawn: all are"
+    )
 
     needs: ClassVar[tuple[str, ...]] = ("linear head",)
     host: ClassVar[tuple[str, ...]] = ("gradaug.width", "gradaug.size")
@@ -79,7 +82,8 @@ class GradAug(Method):
 
     def plan(self, visit: Visit, rng: np.random.Generator) -> Draws:
         widths = rng.uniform(self.lower, 1.0, (visit.steps, self.n))
-        widths[:, 0] = self.lower
+        if self.widths == "lowest":
+            widths[:, 0] = self.lower
         sides = np.array(self.sides(visit.run.shape))
         chosen = rng.integers(len(sides), size=(visit.steps, self.n))
         widths = -np.sort(-widths)

@@ -17,6 +17,7 @@ from isofed.models.resnet import projection_head
 from isofed.spec import described, number
 
 WIDTH = 256  # of MOON's projected features
+_FROZEN, _FIRST = ("moon.global", "moon.previous"), "moon.first"
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,9 @@ class Moon(Method):
 
     ``head=auto`` puts MOON's projection head (linear, ReLU, linear to 256) before the classifier unless the network
     has a projector; ``on`` always does, ``none`` never. Its hidden layer is as wide as the features, or ``hidden``.
+
+    FedAlign's code has ``frozen=train``: batch norm of the two frozen models uses the batch; and ``first=initial``: in
+    a client's first visit the model that the run began with is the last one.
     """
 
     mu: float = number(1.0, "weight of the term", at_least=0)
@@ -42,9 +46,20 @@ class Moon(Method):
         at_least=1,
     )
 
+    frozen: Literal["eval", "train"] = described(
+        "eval", "batch norm of the frozen models: eval uses what is stored, train the batch"
+    )
+    first: Literal["none", "initial"] = described(
+        "none", "in a client's first visit: no term, or initial, the model that the run began with as the last one"
+    )
+
     needs: ClassVar[tuple[str, ...]] = ("features",)
-    copies: ClassVar[tuple[str, ...]] = ("moon.global", "moon.previous")
     paper: ClassVar[str] = "Li et al. 2021, Model-contrastive federated learning"
+
+    @property
+    def copies(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The third one is never written to: it stays what the run began with."""
+        return (*_FROZEN, _FIRST) if self.first == "initial" else _FROZEN
 
     def build(self, network: Network, classes: int, rng: np.random.Generator) -> None:
         if self.head == "none" or (self.head == "auto" and network.projector is not None):
@@ -61,17 +76,22 @@ class Moon(Method):
 
     def begin(self, visit: Visit) -> None:
         visit.copies["moon.global"].copy_(visit.model)
-        # Before a first visit any model will do whose features are numbers: its term counts for nothing.
-        known = visit.state["moon.known"] > 0
-        visit.copies["moon.previous"].copy_(torch.where(known, visit.state["moon.model"], visit.model))
+        # Without a last one any model will do whose features are numbers: its term counts for nothing.
+        known, other = visit.state["moon.known"] > 0, visit.copies.get(_FIRST, visit.model)
+        visit.copies["moon.previous"].copy_(torch.where(known, visit.state["moon.model"], other))
 
     def loss(self, step: Step) -> Tensor | None:
         if not self.mu:
             return None
+        copies = [step.copies[name] for name in _FROZEN]
+        if self.frozen == "train":
+            for layer in (layer for copy in copies for layer in copy.modules()):
+                if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+                    layer.train()  # what it stores is written over before the next visit
         with torch.no_grad():
-            received, previous = (step.copies[name](step.inputs).features for name in self.copies)
-        contrast = model_contrast(step.features, received, previous, self.temperature)
-        return self.mu * step.state["moon.known"][0] * contrast
+            received, previous = (copy(step.inputs).features for copy in copies)
+        contrast = self.mu * model_contrast(step.features, received, previous, self.temperature)
+        return contrast if self.first == "initial" else step.state["moon.known"][0] * contrast
 
     def end(self, visit: Visit) -> None:
         visit.state["moon.model"].copy_(visit.model)
