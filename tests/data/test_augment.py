@@ -229,6 +229,20 @@ def test_the_text_form_is_read_and_written(text: str) -> None:
     assert str(augment.parse(text)) == text
 
 
+@pytest.mark.parametrize(
+    ("text", "whole"),
+    [
+        ("crop", "crop:by=4,pad=zero"),
+        ("rotation", "rotation:degrees=15,interpolation=nearest,fill=0"),  # MOON's on CIFAR-100
+        ("resized_crop", "resized_crop:scale=0.08"),  # ImageNet's, with the next
+        ("jitter", "jitter:amount=0.4"),
+        ("autoaugment", "autoaugment:form=torchvision,fill=0"),
+    ],
+)
+def test_what_is_not_said_is_what_papers_use(text: str, whole: str) -> None:
+    assert augment.parse(text) == augment.parse(whole)
+
+
 def test_wrong_texts_are_refused() -> None:
     cases = {
         "flop": r"did you mean 'flip'\? Known: autoaugment, crop, flip, jitter, none, resized_crop, rotation",

@@ -39,6 +39,7 @@ def test_bin_by_bin_with_numpy(bins: int) -> None:
             error += inside.mean() * abs(confidence[inside].mean() - right[inside].mean())
     found = calibration(probabilities, labels, bins)
     assert found.error == pytest.approx(error, rel=1e-12)
+    assert (calibration(probabilities, labels).error == found.error) == (bins == 15)  # Guo's fifteen
     assert int(found.counts.sum()) == 500
     if bins == 1:
         assert found.error == pytest.approx(abs(confidence.mean() - right.mean()))

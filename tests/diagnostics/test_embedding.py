@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from sklearn.manifold import TSNE
 
 import isofed
 from isofed.data import Dataset, Part, load
@@ -21,6 +22,8 @@ def test_groups_that_are_apart_stay_apart() -> None:
     assert plane.shape == (90, 2) and plane.dtype == torch.float64 and torch.equal(plane, tsne(z, perplexity=15))
     apart = torch.cdist(plane, plane).fill_diagonal_(torch.inf)
     assert bool((group[apart.argmin(1)] == group).all())
+    usual = TSNE(perplexity=89 / 3, init="pca", random_state=0).fit_transform(z.double().numpy())
+    assert np.array_equal(tsne(z).numpy(), usual)  # 30 are asked for, of 90 samples a third less one is possible
     assert tsne(z[:5]).shape == (5, 2)  # fewer samples than the perplexity asks for
     with pytest.raises(ValueError, match="four samples"):
         tsne(z[:3])

@@ -26,6 +26,13 @@ def test_a_map_is_the_loss_of_weights_that_were_moved() -> None:
             assert float(found.loss[i, j]) == pytest.approx(cross_entropy(network(x), y).item(), rel=1e-12)
 
 
+def test_without_further_words_it_is_the_papers_grid() -> None:
+    """FedAlign's: 41 steps from -1 to 1."""
+    network, sample = small(), data()
+    found = loss_landscape(network, sample, [features(1, 27)[0]])
+    np.testing.assert_allclose(found.steps, np.linspace(-1, 1, 41), atol=1e-12)
+
+
 def test_a_curve_along_an_eigenvector_bends_as_its_eigenvalue_says() -> None:
     network, sample = small(), data()
     top = hessian_top_eigenvalues(network, sample, 2, tolerance=1e-8)

@@ -68,6 +68,11 @@ def test_the_classifier_costs_what_the_formulas_say() -> None:
     assert sphere["classifier_megabytes"] == pytest.approx(4 * width * (width + classes) / 1e6, rel=0.02)
     assert sphere["classifier_gflop"] == pytest.approx(2 * width * samples * (width + classes) / 1e9)
     assert clients == 2
+    # And counts, means and covariances once, all but the counts of as many numbers as the paper counts.
+    ccvr = measured(fitted("ccvr"), names)
+    assert ccvr["classifier_gflop"] == pytest.approx(
+        (3 * weights * samples * rounds + 2 * width * samples * (width + 1)) / 1e9
+    )
 
 
 def test_stored_numbers_leave_out_batch_norm() -> None:
@@ -79,6 +84,7 @@ def test_stored_numbers_leave_out_batch_norm() -> None:
     assert measured(one, ["stored"])["stored"] == pytest.approx((whole - norms) / 1e6, rel=1e-5)
     assert measured(two, ["stored"])["stored"] == pytest.approx(2 * (whole - norms) / 1e6, rel=1e-5)
     assert measured(one, ["macs"])["macs"] == pytest.approx(one.cost.network_macs / 1e6, rel=1e-5)
+    assert measured(one, ["gigamacs"])["gigamacs"] == pytest.approx(one.cost.network_macs / 1e9, rel=1e-5)
 
 
 def test_the_cost_of_a_method_that_draws_its_widths_is_a_mean() -> None:
@@ -131,4 +137,5 @@ def test_the_spread_between_clients_is_a_share_of_the_variance() -> None:
     apart = {"points": [[0.0, 0.0], [0.0, 0.0], [4.0, 0.0], [4.0, 0.0]], "class": [1] * 4, "client": [0, 0, 1, 1]}
     mixed = apart | {"client": [0, 1, 0, 1]}
     assert figures.measured([], {"tsne": apart})["tsne_spread"] == 1.0
+    assert figures.measured([], {"tsne": apart})["tsne_points"] == 4
     assert figures.measured([], {"tsne": mixed})["tsne_spread"] == 0.0
