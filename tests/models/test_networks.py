@@ -30,6 +30,7 @@ PUBLISHED: list[tuple[str, int, int, int, float | None]] = [
     ("feduv-cnn", 10, 32, 161_594, 3.91),
     ("feduv-resnet18", 100, 32, 11_751_716, 141.8),
     ("feduv-resnet18", 7, 96, 11_704_007, 1271.6),
+    ("feduv-resnet18-plain", 100, 32, 11_220_132 + 2 * (512 * 512 + 3 * 512), 555.99),  # resnet18 and the projector
     ("feduv-resnet50", 200, 64, 32_318_728, 1314.5),
     ("feduv-resnet50", 65, 96, 32_042_113, 2946.3),
     ("moon-resnet50", 100, 32, 28_246_948, 1302.6),

@@ -252,6 +252,7 @@ RECIPES: dict[str, Callable[[Value], Value]] = {
     "mlp": mlp,
     "feduv-cnn": feduv_cnn,
     "feduv-resnet18": lambda x: feduv_projector(stages(layer(x, 64), basic, TWO_EACH, IMAGENET, 2), 512),
+    "feduv-resnet18-plain": lambda x: feduv_projector(stages(layer(x, 64), basic, TWO_EACH, IMAGENET), 512),
     "feduv-resnet50": lambda x: feduv_projector(stages(layer(x, 64, 7, 2), bottleneck, FIFTY, IMAGENET), 2048),
     "resnet8": lambda x: stages(layer(x, 16), option_a, (1, 1, 1), CIFAR),
     "resnet20": lambda x: stages(layer(x, 16), option_a, (3, 3, 3), CIFAR),

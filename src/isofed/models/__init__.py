@@ -25,6 +25,7 @@ _NETWORKS: dict[str, Callable[..., Network]] = {
     "mlp": mlp,
     "feduv-cnn": convnets.feduv_cnn,
     "feduv-resnet18": resnet.feduv_resnet18,
+    "feduv-resnet18-plain": resnet.feduv_resnet18_plain,
     "feduv-resnet50": resnet.feduv_resnet50,
     "resnet8": resnet.resnet8,
     "resnet20": resnet.resnet20,

@@ -79,6 +79,11 @@ def feduv_resnet18(shape: Shape, classes: int, norm: str = "batch") -> Network:
     return _four_stages(shape, classes, norm, basic, stem="small", first_stride=2, project=512)
 
 
+def feduv_resnet18_plain(shape: Shape, classes: int, norm: str = "batch") -> Network:
+    """FedUV's as its text may be read: ResNet-18 for small pictures, and a projector of 512."""
+    return _four_stages(shape, classes, norm, basic, stem="small", project=512)
+
+
 def feduv_resnet50(shape: Shape, classes: int, norm: str = "batch") -> Network:
     """FedUV's: ImageNet's 7x7 stem without its pooling, and a projector of 2,048."""
     return _four_stages(shape, classes, norm, bottleneck, stem="unpooled", project=2048)
