@@ -209,6 +209,7 @@ class Replica:
             skipped=made.skipped,
             label_counts=step.label_counts,
             model=self.flat,
+            initial=self.initial,
             weights=step.weights,
             start=step.start,
             state=step.state,

@@ -93,6 +93,7 @@ class Visit:
     sizes: tuple[int, ...]  # the batch size of each step to come
     label_counts: Tensor  # int64 [classes], the client's training labels
     model: Tensor  # the whole model as it is now, statistics and fixed tensors included
+    initial: Tensor  # the whole model as it was before round 1
     weights: Tensor  # trained weights as they are now
     start: Tensor  # trained weights as received
     state: Tensors  # the client's own, kept until its next visit; assigning to a name copies into its tensor

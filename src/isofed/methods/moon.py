@@ -17,7 +17,6 @@ from isofed.models.resnet import projection_head
 from isofed.spec import described, number
 
 WIDTH = 256  # of MOON's projected features
-_FROZEN, _FIRST = ("moon.global", "moon.previous"), "moon.first"
 
 
 @dataclass(frozen=True)
@@ -54,12 +53,8 @@ class Moon(Method):
     )
 
     needs: ClassVar[tuple[str, ...]] = ("features",)
+    copies: ClassVar[tuple[str, ...]] = ("moon.global", "moon.previous")
     paper: ClassVar[str] = "Li et al. 2021, Model-contrastive federated learning"
-
-    @property
-    def copies(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The third one is never written to: it stays what the run began with."""
-        return (*_FROZEN, _FIRST) if self.first == "initial" else _FROZEN
 
     def build(self, network: Network, classes: int, rng: np.random.Generator) -> None:
         if self.head == "none" or (self.head == "auto" and network.projector is not None):
@@ -77,13 +72,13 @@ class Moon(Method):
     def begin(self, visit: Visit) -> None:
         visit.copies["moon.global"].copy_(visit.model)
         # Without a last one any model will do whose features are numbers: its term counts for nothing.
-        known, other = visit.state["moon.known"] > 0, visit.copies.get(_FIRST, visit.model)
+        known, other = visit.state["moon.known"] > 0, visit.initial if self.first == "initial" else visit.model
         visit.copies["moon.previous"].copy_(torch.where(known, visit.state["moon.model"], other))
 
     def loss(self, step: Step) -> Tensor | None:
         if not self.mu:
             return None
-        copies = [step.copies[name] for name in _FROZEN]
+        copies = [step.copies[name] for name in self.copies]
         if self.frozen == "train":
             for layer in (layer for copy in copies for layer in copy.modules()):
                 if isinstance(layer, nn.modules.batchnorm._BatchNorm):
