@@ -250,6 +250,22 @@ def test_a_longer_run_tells_the_time_of_a_round_as_well(tmp_path: Path) -> None:
     assert results.of(Job(more, 0)) is None
 
 
+def test_an_option_that_a_method_got_later_makes_no_other_run(tmp_path: Path) -> None:
+    long = Job(cell("FedUV", {"rounds": 60}), 0)
+    write(tmp_path, long, {"seconds": 3.0}, rounds=60)
+    path = Results(tmp_path).path(long)
+    content = json.loads(path.read_text())
+    del content["settings"]["method"][0]["feduv"]["sphere"]
+    path.write_text(json.dumps(content))
+    results = Results(tmp_path)
+    asked = Job(cell("FedUV", {"rounds": 5}, preset="table5", measures={"time": "seconds"}), 0)
+    assert results.by_seed(asked).keys() == {0}
+    content["settings"]["lr"], content["key"] = 0.5, "of other settings"
+    path.write_text(json.dumps(content))
+    (one,) = Results(tmp_path).all()
+    assert compare._changes(one, long.cell) == {"lr": "0.5"}  # and not the method
+
+
 def test_a_shortened_run_is_no_test_of_a_printed_accuracy(tmp_path: Path) -> None:
     short = Job(cell(measures={"IID": "accuracy", "MACs": "macs"}), 0, Length(0.5))
     write(tmp_path, short, {"accuracy": 20.0, "macs": 5.0})

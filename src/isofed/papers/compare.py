@@ -9,9 +9,8 @@ from itertools import combinations
 
 from isofed import spec
 from isofed.diagnose import NOT_FINITE
-from isofed.methods import parse as parse_method
 from isofed.papers.measure import RATIOS, is_percent
-from isofed.papers.plan import RECORD, Job, Length
+from isofed.papers.plan import RECORD, Job, Length, method_of
 from isofed.papers.presets import DEFAULT, Cell, Preset
 from isofed.papers.published import Published
 from isofed.papers.results import Finished, Results, made_now
@@ -235,9 +234,9 @@ def _changes(one: Finished, cell: Cell | None) -> dict[str, str]:
         return {}
     now = job.settings.to_dict()
     then = {k: v for k, v in one.content["settings"].items() if k in now and k not in RECORD | {"seed"}}
-    different = {k: spec.show(v) for k, v in then.items() if v != json.loads(json.dumps(now[k]))}
-    if "method" in different:
-        different["method"] = str(parse_method(one.content["settings"]["method"]))
+    different = {k: spec.show(v) for k, v in then.items() if k != "method" and v != json.loads(json.dumps(now[k]))}
+    if method_of(then) != method_of(now):
+        different["method"] = str(method_of(then))
     return different or {"settings": "of an earlier version"}
 
 

@@ -16,6 +16,7 @@ from isofed.config import Settings, keep_rule, read_words
 from isofed.config import settings as make_settings
 from isofed.errors import UserError
 from isofed.experiments import apply_point
+from isofed.methods.compose import parse as parse_method
 from isofed.papers import tiny
 from isofed.papers.measure import RATIOS
 from isofed.papers.presets import Cell
@@ -142,7 +143,16 @@ def _changed(values: Mapping[str, Any], skipped: set[str]) -> dict[str, Any]:
 
 def round_of(values: Mapping[str, Any]) -> str:
     """The same for all settings whose rounds take equally long, however many there are and whatever their rate."""
-    return json.dumps(_changed(values, HOW | RECORD | {"root", "seed", "rounds", "lr_schedule"}), sort_keys=True)
+    changed = _changed(values, HOW | RECORD | {"root", "seed", "rounds", "lr_schedule", "method"})
+    return json.dumps([changed, method_of(values)], sort_keys=True)
+
+
+def method_of(values: Mapping[str, Any]) -> Any:
+    """A method without the options that have their default: one that was added later makes no other method."""
+    try:
+        return str(parse_method(values["method"]))
+    except UserError:  # with an option that was taken away since
+        return values["method"]
 
 
 def slug(text: str) -> str:
