@@ -32,7 +32,7 @@ from torch.nn.functional import cross_entropy
 from isofed import spec
 from isofed.config import Settings, read_words, settings
 from isofed.data import load
-from isofed.display import Clock, many, show_table, simple_table
+from isofed.display import Clock, show_table, simple_table
 from isofed.engine.choose import available_cores, device_of, exact_arithmetic, executor_for
 from isofed.engine.lane import OutOfMemory, synchronize
 from isofed.engine.replica import Job, Outcome
@@ -46,6 +46,7 @@ from isofed.layout import Layout, Tensors
 from isofed.models import create
 from isofed.models.dropout import Dropout
 from isofed.records import environment
+from isofed.words import many
 
 CLIENTS, STEPS = 64, 32  # in a round: the most clients, and the most steps of each
 SECONDS = 1.0  # that one measurement takes, about

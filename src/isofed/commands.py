@@ -34,7 +34,6 @@ from isofed.display import (
     CompareDisplay,
     RunDisplay,
     duration,
-    many,
     percent,
     remarks,
     show_table,
@@ -48,6 +47,7 @@ from isofed.experiments import Batch, Plan, final_plans, plan_comparison, plan_t
 from isofed.federation import Federation
 from isofed.result import IF_DIVERGES, Result
 from isofed.studies import record_comparison, record_tuning
+from isofed.words import many
 
 
 def run(console: Console, words: Sequence[str], resume: str | None, quiet: bool) -> None:

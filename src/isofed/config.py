@@ -173,13 +173,17 @@ class Settings(BaseModel):
         keep_rule(self.keep, "keep")
         keep_rule(self.keep_clients, "keep_clients")
         keep_rule(self.diagnose, "diagnose")
+        self.check_method()
+        return self
+
+    def check_method(self) -> None:
+        """Let the method refuse these settings, with a sentence whatever it raises."""
         try:
             self.method.check(self)
         except IsofedError:
             raise
         except Exception as error:
             raise UserError(f"the method '{self.method.shown()}' refuses these settings: {error}") from error
-        return self
 
     @property
     def epochs(self) -> int | None:

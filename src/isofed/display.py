@@ -20,6 +20,7 @@ from isofed.engine.world import World
 from isofed.experiments import BatchWatcher, Plan
 from isofed.federation import Federation
 from isofed.result import Result
+from isofed.words import many
 
 _BORDER = re.compile(r"(?<=[\s+:,;/])(?=[^\s+:,;/])")  # where a long name may go on in the next line
 _FEW = 3  # clients with the same trouble up to which each is named
@@ -37,11 +38,6 @@ def duration(seconds: float) -> str:
         return f"{seconds:.1f} s" if seconds < 9.95 and seconds != whole else f"{whole} s"
     minutes, rest = divmod(whole, 60)
     return f"{minutes}:{rest:02d}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
-
-
-def many(count: int, word: str) -> str:
-    """``1 round``, ``3 rounds``."""
-    return f"{count:,} {word}{'' if count == 1 else 's'}"
 
 
 def _of_clients(clients: Sequence[int], event: str) -> list[str]:

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from isofed import models, spec
 from isofed.diagnostics.cost import pass_macs
-from isofed.display import many, show_paragraphs, simple_table
+from isofed.display import show_paragraphs, simple_table
 from isofed.errors import UserError, unknown
 from isofed.plugins import is_file_reference
+from isofed.words import many
 
 _NARROW = 80  # characters, below which what is said of a network would be a column of single words
 

@@ -43,7 +43,7 @@ def simulated(values: dict[str, Any]) -> Result:
 
 
 DEPLOYED = ["fedavg", "scaffold", "fedavg+feduv", "fedbn", "fednova+spherefed"]
-MORE = ["fedavg+ffc", "fedavg+ccvr", "moon", "feddyn", "fedavgm+fedbabu", "median", "fedprox+trimmed:0.2"]
+MORE = ["fedavg+ffc", "fedavg+ccvr", "moon", "feddyn", "fedavgm+fedbabu", "median", "fedprox+trimmed:0.34"]
 
 
 @pytest.mark.parametrize(("method", "sites"), [(m, n) for m in DEPLOYED for n in (2, 5)] + [(m, 3) for m in MORE])

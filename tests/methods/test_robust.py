@@ -14,6 +14,7 @@ from torch import Tensor
 
 from isofed import Method, gathered
 from isofed.collect import Collected
+from isofed.diagnostics.cost import cost
 from isofed.engine.serial import Serial
 from isofed.engine.slots import Slots
 from isofed.errors import RunError, UserError
@@ -65,11 +66,11 @@ def krum_by_hand(wide: np.ndarray, f: int) -> list[float]:
     scores = []
     for i in range(len(wide)):
         apart = sorted(float(((wide[i] - wide[j]) ** 2).sum()) for j in range(len(wide)) if j != i)
-        scores.append(sum(apart[: max(1, len(wide) - f - 2)]))
+        scores.append(sum(apart[: len(wide) - f - 2]))
     return scores
 
 
-@pytest.mark.parametrize(("clients", "f"), [(5, 1), (10, 2), (10, 3), (9, 0), (2, 0)])
+@pytest.mark.parametrize(("clients", "f"), [(5, 1), (10, 2), (10, 3), (9, 0), (3, 0)])
 def test_krum_is_what_loops_over_all_pairs_give(clients: int, f: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(robust, "_AT_ONCE", 64)
     given = torch.from_numpy(np.random.default_rng(clients + f).normal(size=(clients, 50)).astype(np.float32))
@@ -77,7 +78,7 @@ def test_krum_is_what_loops_over_all_pairs_give(clients: int, f: int, monkeypatc
     scores = krum_by_hand(wide, f)
     np.testing.assert_allclose(krum_scores(given, f).numpy(), scores, rtol=1e-12)
     ones = torch.ones(clients)
-    assert np.array_equal(Krum(f if clients > 2 else None).combine(given, ones).numpy(), wide[np.argmin(scores)])
+    assert np.array_equal(Krum(f).combine(given, ones).numpy(), wide[np.argmin(scores)])
     best = np.argsort(scores, kind="stable")[:2]
     if clients >= 2 * f + 4:
         np.testing.assert_allclose(Krum(f, keep=2).combine(given, ones).numpy(), wide[best].mean(0), rtol=1e-15)
@@ -94,13 +95,25 @@ def test_a_huge_update_does_not_blur_the_distances_of_the_others() -> None:
     np.testing.assert_allclose(squared_distances(given)[others][:, others].numpy(), wanted, rtol=1e-8, atol=1e-10)
 
 
-def test_krum_takes_the_first_of_equals_and_all_that_there_are() -> None:
+def test_krum_takes_the_first_of_equals() -> None:
     given = torch.tensor([[1.0], [2.0], [3.0], [2.0]])
     assert Krum().combine(given, torch.ones(4)).tolist() == [2.0]
-    assert Krum().combine(given[:1], torch.ones(1)).tolist() == [1.0]
-    assert Krum(keep=9).combine(given, torch.ones(4)).tolist() == [2.0]
-    with pytest.raises(RunError, match="krum:f=1,keep=1 needs the updates of 5 clients in a round, and there are 4"):
-        Krum(1).combine(given, torch.ones(4))
+
+
+@pytest.mark.parametrize(
+    ("method", "clients", "lacking"),
+    [
+        (Krum(1), 4, "krum:f=1,keep=1 needs the updates of 5 clients in a round, and there are 4"),
+        (Krum(), 2, "krum:f=none,keep=1 needs the updates of 3 clients in a round, and there are 2"),
+        (Krum(), 1, "krum:f=none,keep=1 needs the updates of 3 clients in a round, and there is 1"),
+        (Krum(keep=5), 6, "krum:f=none,keep=5 needs the updates of 7 clients in a round, and there are 6"),
+    ],
+)
+def test_krum_never_chooses_among_too_few(method: Krum, clients: int, lacking: str) -> None:
+    with pytest.raises(RunError, match=lacking):
+        method.combine(updates(clients), torch.ones(clients))
+    with pytest.raises(UserError, match=lacking):
+        small(method=method, clients=clients)
 
 
 @pytest.mark.parametrize("norm", [1e-3, 0.3, 1.0, 7.77, 1e4])
@@ -270,6 +283,29 @@ def test_statistics_that_would_go_around_a_clip_are_refused() -> None:
 def test_krum_says_early_that_there_are_too_few() -> None:
     with pytest.raises(UserError, match="krum:f=2,keep=1 needs the updates of 7 clients in a round, and there are 5"):
         small(method="krum:2", clients=10, participation=0.5)
+
+
+@pytest.mark.parametrize("method", ["krum", "trimmed"])
+def test_too_few_domains_are_too_few_clients(method: str) -> None:
+    data: dict[str, Any] = {"data": "synthetic:samples=100,test=20,domains=2", "partition": "domain", "clients": None}
+    with pytest.raises(UserError, match=r"3 clients in a round, and there are 2|leaves out nobody of 2 clients"):
+        small(method=method, **data)
+
+
+@pytest.mark.parametrize(
+    ("method", "clients", "participation", "instead"),
+    [("trimmed", 4, 1.0, "trimmed:0.25"), ("trimmed:0.3", 30, 0.1, "trimmed:0.34"), ("trimmed", 1, 1.0, "3 clients")],
+)
+def test_trimming_nobody_is_refused(method: str, clients: int, participation: float, instead: str) -> None:
+    with pytest.raises(UserError, match=f"leaves out nobody of .* which is the plain mean; use {instead}"):
+        small(method=method, clients=clients, participation=participation)
+    if instead.startswith("trimmed"):
+        small(method=instead, clients=clients, participation=participation, partition="iid")
+    small(method="trimmed:0", clients=clients, participation=participation, partition="iid")  # that is asked for
+
+
+def test_the_cost_of_a_robust_combination_does_not_depend_on_how_many_clients_it_needs() -> None:
+    assert cost("krum:f=2").macs == cost("krum").macs == cost("trimmed").macs == cost("fedavg").macs
 
 
 @dataclass(frozen=True)

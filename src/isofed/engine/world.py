@@ -69,6 +69,8 @@ class World:
                 clients = [place[c][place[c] >= 0] for c in clients]
         world = cls(settings, dataset, parts, clients, fingerprint)
         # Whatever the pictures, the network or the clients make impossible is said here, before any work.
+        if settings.clients is None:  # only now is it known how many there are
+            settings.model_copy(update={"clients": len(clients)}).check_method()
         augment = parse_augment(settings.augment)
         drawn = augment.draw(1, 1, generator(settings.seed, "check"), dataset.shape)
         augment.apply(dataset.train.images[:1], {k: torch.from_numpy(v[0]) for k, v in drawn.items()})

@@ -17,7 +17,7 @@ from rich.console import Console
 from isofed import extras
 from isofed.config import read_words, settings
 from isofed.data import AT_SITES
-from isofed.display import many, percent
+from isofed.display import percent
 from isofed.errors import RunError, UserError
 from isofed.files import locked
 
@@ -33,6 +33,7 @@ from isofed.flower.processes import Group, check_installed, start_site
 from isofed.flower.project import read_table, write_project
 from isofed.flower.terms import changed, read
 from isofed.records import CONFIG, RESULT, RunFolder
+from isofed.words import many
 
 OVER = "the run in {} is over; more rounds, or another out=, would make it go on or begin another"
 NO_KEYS = "--insecure: nothing is encrypted, and whoever can reach the port can read the model, take part and end runs"

@@ -12,7 +12,7 @@ from isofed.draws import drawn
 from isofed.errors import RunError, UserError
 from isofed.methods.base import Method
 from isofed.methods.robust import GUARDS, column_blocks
-from isofed.spec import number
+from isofed.spec import describe, number
 
 if TYPE_CHECKING:
     from isofed.config import Settings
@@ -33,12 +33,10 @@ def squared_distances(updates: Tensor) -> Tensor:
 
 
 def krum_scores(updates: Tensor, f: int) -> Tensor:
-    """For each client, the squared distances to its nearest ``clients - f - 2`` others, at least one, added up."""
-    count = len(updates)
+    """For each client, the squared distances to its nearest ``clients - f - 2`` others added up."""
     apart = squared_distances(updates)
     apart.fill_diagonal_(torch.inf)
-    near = min(max(1, count - f - 2), count - 1)
-    return apart.sort(dim=1).values[:, :near].sum(dim=1)
+    return apart.sort(dim=1).values[:, : len(updates) - f - 2].sum(dim=1)
 
 
 @dataclass(frozen=True)
@@ -48,8 +46,8 @@ class Krum(Method):
     A client's score is the sum of the squared distances to its n - f - 2 nearest others, n being the clients that
     answered; the update with the lowest score is taken as it is (``keep=1``), or the mean of the ``keep`` lowest
     (multi-Krum). ``f`` is how many clients may be malicious, and needs n >= 2 f + 2 + keep; ``f=none`` takes the
-    largest f that n allows. Every client counts the same. Distances include shared running statistics, which come
-    from the chosen clients too.
+    largest f that n allows, and n must allow 0. Every client counts the same. Distances include shared running
+    statistics, which come from the chosen clients too.
     """
 
     f: int | None = number(
@@ -72,15 +70,15 @@ class Krum(Method):
 
     def _lacking(self, count: int) -> str | None:
         need = 2 * (self.f or 0) + 2 + self.keep
-        if self.f is None or count >= need:
+        if count >= need:
             return None
-        return f"krum:f={self.f},keep={self.keep} needs the updates of {need} clients in a round, and there are {count}"
+        there = f"there {'are' if count > 1 else 'is'} {count}"
+        return f"{describe(self, 'krum', full=True)} needs the updates of {need} clients in a round, and {there}"
 
     def combine(self, updates: Tensor, weights: Tensor) -> Tensor:
         count = len(updates)
         if why := self._lacking(count):
             raise RunError(why)
-        f = max(0, (count - self.keep - 2) // 2) if self.f is None else self.f
-        scores = krum_scores(updates, f) if count > 1 else weights.new_zeros(1)
-        chosen = scores.sort(stable=True).indices[: self.keep].sort().values  # of equal ones the first
+        f = (count - self.keep - 2) // 2 if self.f is None else self.f
+        chosen = krum_scores(updates, f).sort(stable=True).indices[: self.keep].sort().values  # of equal ones the first
         return updates[chosen].double().mean(0)

@@ -11,7 +11,6 @@ from pathlib import Path
 from rich.console import Console
 
 from isofed.config import Settings, is_setting
-from isofed.display import many
 from isofed.errors import RunError, UserError, unknown
 from isofed.experiments import seeds_of
 from isofed.papers import pages, presets, show
@@ -23,6 +22,7 @@ from isofed.papers.published import PAPERS
 from isofed.papers.results import Results
 from isofed.papers.runner import run
 from isofed.papers.tiny import TINY
+from isofed.words import many
 
 _OPTION = re.compile(r"^[A-Za-z_]\w*\.[A-Za-z_]\w*$")
 

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from isofed.display import duration, fits, many, show_table, simple_table, text_table
+from isofed.display import duration, fits, show_table, simple_table, text_table
 from isofed.federation import Federation
 from isofed.papers import compare, presets
 from isofed.papers.budget import Telling
@@ -20,6 +20,7 @@ from isofed.papers.presets import DEFAULT, Cell, Preset
 from isofed.papers.published import PAPERS
 from isofed.papers.results import Results
 from isofed.papers.tiny import TINY
+from isofed.words import many
 
 
 def number(value: float | None, measure: str) -> str:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from isofed.data import AT_SITES
-from isofed.display import duration, many, percent
+from isofed.display import duration, percent
 from isofed.report.gather import Found
 from isofed.stats import Difference, paired_difference
 from isofed.tables import Row, comparison
+from isofed.words import many
 
 SURE = ("so far", "how sure")  # details without which a headline would claim too much
 

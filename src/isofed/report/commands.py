@@ -9,10 +9,10 @@ from rich.console import Console
 
 from isofed import spec
 from isofed.config import is_setting
-from isofed.display import many
 from isofed.errors import UserError, unknown
 from isofed.report import write_report
 from isofed.report.answer import SURE
+from isofed.words import many
 
 
 def report(console: Console, words: Sequence[str]) -> None:
