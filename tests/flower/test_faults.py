@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ pytest.importorskip("flwr")
 from flwr.app import Array, ArrayRecord, Error, Message, RecordDict
 
 from isofed.errors import RunError, UserError
+from isofed.flower import crew
 from isofed.result import Result
 from tests.flower.loop import Fault, Loop, asked
 from tests.flower.test_equal import deployed, simulated, table
@@ -175,7 +177,7 @@ def test_too_few_good_updates_skip_a_round_which_changes_nothing(tmp_path: Path)
 def test_a_late_answer_is_recorded_and_not_used(tmp_path: Path) -> None:
     held: list[Message] = []
 
-    class Slow(Loop):
+    class Late(Loop):
         def _put(self, message: Message) -> str:
             name = super()._put(message)
             facts = asked(message)
@@ -187,7 +189,7 @@ def test_a_late_answer_is_recorded_and_not_used(tmp_path: Path) -> None:
             return name
 
     values = table(tmp_path, clients=3, rounds=3, deadline=0.6)
-    result = deployed(tmp_path, values, Slow(values, tmp_path / "states", 3))
+    result = deployed(tmp_path, values, Late(values, tmp_path / "states", 3))
     told = [[event["event"] for event in line["events"]] for line in result.history]
     assert told[0] == ["(site 'clinic-1') did not answer within 0.6 s"]
     assert told[2] == ["(site 'clinic-1') sent its update of round 1 too late"]
@@ -205,6 +207,44 @@ def test_a_site_that_goes_and_comes_back(tmp_path: Path) -> None:
     result = deployed(tmp_path, values, Away(values, tmp_path / "states", 3))
     assert [line["sites"] for line in result.history] == [[0, 1, 2], [0, 2], [0, 2], [0, 1, 2]]
     assert result.history[1]["events"] == [{"client": 1, "event": "(site 'clinic-1') is not connected"}]
+
+
+class Slow(Loop):
+    """Site 1 is connected only when the server has looked so many times, or never."""
+
+    looks: float = 30
+
+    def get_node_ids(self) -> list[int]:
+        self.looks -= 1
+        return [n for n in self.nodes if n != BAD or self.looks < 0]
+
+
+def test_a_run_that_goes_on_waits_for_sites_that_are_still_connecting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(crew, "SETTLE", 0.1)
+    monkeypatch.setattr(crew, "POLL", 0.03)
+    few, more = table(tmp_path, clients=3, rounds=1), table(tmp_path, clients=3, rounds=3)
+    deployed(tmp_path, few, Loop(few, tmp_path / "states", 3))
+    result = deployed(tmp_path, more, Slow(more, tmp_path / "states", 3))
+    assert [line["sites"] for line in result.history] == [[0, 1, 2]] * 3
+    assert all(result.weights[name].equal(value) for name, value in simulated(more).weights.items())
+
+
+def test_a_run_that_goes_on_does_so_without_a_site_that_stays_away(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(crew, "SETTLE", 0.1)
+    few = table(tmp_path, clients=3, rounds=1, patience=0.6)
+    deployed(tmp_path, few, Loop(few, tmp_path / "states", 3))
+    more = few | {"rounds": 2}
+    grid = Slow(more, tmp_path / "states", 3)
+    grid.looks = math.inf
+    result = deployed(tmp_path, more, grid)
+    assert [line["sites"] for line in result.history] == [[0, 1, 2], [0, 2]]
+    said = [record.getMessage() for record in caplog.records]
+    assert "isofed: waits for site 1, up to 0.6 s (patience= of the run)" in said
+    assert "isofed: goes on without site 1, not connected after 0.6 s" in said
 
 
 def test_a_number_belongs_to_the_node_that_first_gave_it(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from isofed.flower.terms import Terms
 from isofed.flower.wire import BadMessage
 
 POLL = 0.25  # seconds between looks for answers
-SETTLE = 30.0  # seconds that a resumed run waits for sites to be back, and that one which is silent is left alone
+SETTLE = 30.0  # seconds that a node which is silent is left alone, and after which a person is told who is waited for
 FILE = "sites.json"
 
 
@@ -52,8 +52,7 @@ class Crew:
         self._told: set[str] = set()  # what was said about them
         self.members: dict[int, Member] = {}
         self.run = secrets.token_hex(16)
-        self.resumed = self._path.exists()
-        if self.resumed:
+        if self._path.exists():
             try:
                 known = json.loads(self._path.read_bytes())
                 self.run = str(known["run"])
@@ -70,22 +69,30 @@ class Crew:
         return [self.members[number].samples for number in range(self.clients)]
 
     def gather(self) -> None:
-        """Wait for the sites: for all of them at first, as their sizes are part of the run, then for enough."""
-        end = time.monotonic() + self.terms.patience
-        settled = time.monotonic() + (SETTLE if self.resumed else self.terms.patience)
-        while True:
-            here = self.connected()
-            everybody = len(self.members) == self.clients
-            if len(here) == self.clients or (time.monotonic() > settled and everybody and self._enough(here)):
+        """Wait for all sites: their sizes are part of the run, and one that is still connecting has not failed.
+
+        A run that goes on knows the sizes, and does after a while without those that are missing.
+        """
+        patience, began, told = self.terms.patience, time.monotonic(), False
+        while len(here := self.connected()) < self.clients:
+            waited = time.monotonic() - began
+            if waited > patience and len(self.members) == self.clients and self._enough(here):
+                self.note(f"goes on without site {self._missing(here)}, not connected after {patience:g} s")
                 return
-            if time.monotonic() > end:
-                missing = [number for number in range(self.clients) if number not in here]
+            if waited > patience:
                 said = "".join(f"; {text}" for text in sorted(self._told)[:5])
                 raise RunError(
-                    f"after {self.terms.patience:g} s only {len(here)} of {self.clients} sites are connected, "
-                    f"without site {', '.join(map(str, missing[:10]))}{said}; start them, and then the run again"
+                    f"after {patience:g} s only {len(here)} of {self.clients} sites are connected, "
+                    f"without site {self._missing(here)}{said}; start them, and then the run again"
                 )
+            if waited > SETTLE and not told:
+                told = True
+                self.note(f"waits for site {self._missing(here)}, up to {patience:g} s (patience= of the run)")
             time.sleep(POLL)
+
+    def _missing(self, here: Mapping[int, int]) -> str:
+        missing = [str(number) for number in range(self.clients) if number not in here]
+        return ", ".join(missing[:10]) + (f" and {len(missing) - 10} more" if len(missing) > 10 else "")
 
     def wait_for_enough(self) -> None:
         """Before a round: wait while fewer sites are connected than a round needs."""

@@ -39,7 +39,7 @@ class Terms:
     out: str = "runs/flower"  # the run folder, on the server's machine
     min_clients: int = 2  # fewer good updates than this, and a round is skipped
     deadline: float = 600.0  # seconds that a site has for a visit
-    patience: float = 600.0  # seconds to wait for all sites at first, and later until enough are connected
+    patience: float = 600.0  # seconds to wait for all sites at a start, and later until enough are connected
     too_large: float = 1000.0  # an update is left out if it is so many times longer than the others
     classes: str = ""  # with data=sites: the names of all classes, separated by commas
     shape: str = "3,32,32"  # with data=sites: channels, height and width of a picture
