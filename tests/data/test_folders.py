@@ -82,6 +82,31 @@ def test_domain_folders(tmp_path: Path, parted: bool) -> None:
     assert bool((shade[made.train.domains == 0] >= 50).all())
 
 
+@pytest.mark.parametrize("parted", [False, True])
+def test_patients_in_classes_are_not_taken_for_classes_at_sites(tmp_path: Path, parted: bool) -> None:
+    places = [f"benign/patient{n}" for n in range(4)] + [f"malignant/patient{n}" for n in range(4, 6)]
+    root = tree(tmp_path / "our clinic", *(f"{part}/{p}" for part in ("train", "test") for p in places if parted))
+    tree(root, *places if not parted else [])
+    with pytest.raises(UserError) as caught:
+        data.load(str(root))
+    assert str(caught.value) == (
+        f"'{root}' would be read as site/class/picture, but no class is at two sites: 'benign' has patient0, patient1, "
+        "... and 'malignant' has patient4, patient5. If 'benign' and 'malignant' are classes, put their pictures into "
+        f"them directly, as class/picture; if they are sites, say so: data=domain-folder root='{root}'"
+    )
+    assert data.load("domain-folder", root=str(root)).domains == ("benign", "malignant")
+
+
+def test_sites_of_one_class_each_can_be_said_to_be_sites(tmp_path: Path) -> None:
+    root = tree(tmp_path, "a/cat", "b/dog")
+    with pytest.raises(UserError, match="no class is at two sites: 'a' has cat and 'b' has dog"):
+        data.load(str(root))
+    made = data.load("domain-folder", root=str(root))
+    assert (made.classes, made.domains) == (("cat", "dog"), ("a", "b"))
+    assert data.load(str(tree(tmp_path / "one", "a/cat", "a/dog"))).domains == ("a",)
+    assert data.load(str(tree(tmp_path / "case", "a/cat", "a/dog", "b/Cat"))).domains == ("a", "b")
+
+
 def test_pictures_are_resized_like_pillow_does(tmp_path: Path) -> None:
     values = np.random.default_rng(0).integers(0, 256, (2, 9, 14, 3), dtype=np.uint8)
     for name, value in zip(("cat", "dog"), values, strict=True):

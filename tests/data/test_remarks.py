@@ -67,6 +67,29 @@ def test_a_picture_beside_the_folders_is_told(sites: Path) -> None:
     assert load(str(sites)).notes == ()
 
 
+def test_files_in_class_folders_that_are_not_used_are_told(sites: Path) -> None:
+    for number in range(7):
+        (sites / "a" / "cat" / f"scan{number}.dcm").write_bytes(b"no picture")
+    (sites / "a" / "cat" / ".hidden.dcm").write_bytes(b"")
+    first = f"the first '{sites / 'a' / 'cat' / 'scan0.dcm'}'"
+    reads = "isofed reads .bmp, .gif, .jpeg, .jpg, .pgm, .png, .ppm, .tif, .tiff, .webp"
+    unread = f"7 files in class folders, {first}, are not read: {reads}"
+    assert load(str(sites)).notes == load(str(sites / "a")).notes == (unread,)
+    for place in ("more", "more/still", ".cache"):
+        picture(sites / "b" / "dog" / place / "1.png")
+    first = f"the first '{sites / 'b' / 'dog' / 'more' / '1.png'}'"
+    deeper = f"2 files in folders inside class folders, {first}, are not used: pictures belong into the class folder"
+    dataset = load(str(sites))
+    assert dataset.notes == (unread, f"{deeper} itself") and len(dataset.train) + len(dataset.test) == 24
+    assert f"note: {unread}\n" in succeeds("data", str(sites), "partition=domain")
+    shutil.rmtree(sites / "b" / "dog" / "more" / "still")
+    for number in range(1, 7):
+        (sites / "a" / "cat" / f"scan{number}.dcm").unlink()
+    one, other = load(str(sites)).notes
+    assert one == f"the file '{sites / 'a' / 'cat' / 'scan0.dcm'}' in a class folder is not read: {reads}"
+    assert other.startswith(f"the file '{sites / 'b' / 'dog' / 'more' / '1.png'}' in a folder inside a class folder is")
+
+
 def test_classes_that_differ_by_case_or_blanks_are_told(sites: Path) -> None:
     (sites / "b" / "cat").rename(sites / "b" / "Cat ")
     said = "'Cat ' and 'cat' are two classes, though their names differ by case or blanks only"

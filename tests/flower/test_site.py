@@ -181,6 +181,18 @@ def test_a_federation_of_folders_is_that_of_the_pooled_data_set_split_alike(tmp_
         assert there.weights[name].equal(value), name
 
 
+def test_a_site_is_told_what_of_its_folder_is_not_used_and_nobody_else(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    values, grid = sites(tmp_path)
+    scan = tmp_path / "data" / "0" / "benign" / "scan.dcm"
+    scan.write_bytes(b"no picture")
+    result = deployed(tmp_path, values, grid)
+    said = [record.getMessage() for record in caplog.records]
+    assert sum(text.startswith(f"isofed: the file '{scan}' in a class folder is not read") for text in said) == 1
+    assert result.notes == [] and not any("scan" in str(message.content) for message in grid.sent)
+
+
 def test_the_server_may_have_pictures_to_judge_by(tmp_path: Path) -> None:
     pictures(tmp_path / "judge", {"benign": 5, "malignant": 5, "unclear": 5}, 2)
     values, grid = sites(tmp_path, test_data=str(tmp_path / "judge"))

@@ -96,4 +96,4 @@ def _of_federation(own: Dataset, terms: Terms, shape: tuple[int, int, int]) -> D
         raise Refusal(f"has {len(unknown)} class folders that the federation does not know; see classes= of the run")
     place = torch.tensor([names[name] for name in own.classes])
     parts = [Part(part.images, place[part.labels]) for part in (own.train, own.test)]
-    return dataclasses.replace(_empty(terms), train=parts[0], test=parts[1])
+    return dataclasses.replace(_empty(terms), train=parts[0], test=parts[1], notes=own.notes)

@@ -13,7 +13,8 @@ from torch import Tensor
 from isofed.data import Dataset, Part
 from isofed.data.base import held_out
 from isofed.data.cache import cached, fingerprint
-from isofed.data.sources.decode import SUFFIXES, decode, folders_in, pictures_in
+from isofed.data.sources.decode import SUFFIXES, contents, decode, folders_in, pictures_in
+from isofed.data.sources.unused import Unused, strays
 from isofed.errors import UserError
 from isofed.flower.terms import Refusal
 
@@ -30,7 +31,9 @@ def read_pictures(folder: Path, shape: tuple[int, int, int]) -> Dataset:
         )
     train, test = folder / "train", folder / "test"
     divided = train.is_dir() and test.is_dir() and bool(folders_in(train))
-    parts = [_files(part) for part in ((train, test) if divided else (folder,))]
+    unused, roots = Unused(), [train, test] if divided else [folder]
+    parts = [_files(part, unused) for part in roots]
+    notes = strays(roots, "class") + unused.notes()
     classes = sorted({name for files in parts for _, name in files})
     number = {name: place for place, name in enumerate(classes)}
     labels = [torch.tensor([number[name] for _, name in files]) for files in parts]
@@ -38,12 +41,17 @@ def read_pictures(folder: Path, shape: tuple[int, int, int]) -> Dataset:
         parts, labels = _divided(folder.name, parts[0], labels[0])
     images = _images(folder, [[file for file, _ in files] for files in parts], (height, width, channels))
     made = [Part(torch.from_numpy(array), label) for array, label in zip(images, labels, strict=True)]
-    return Dataset(folder.name, tuple(classes), made[0], made[1], (0.5,) * channels, (0.5,) * channels)
+    half = (0.5,) * channels
+    return Dataset(folder.name, tuple(classes), made[0], made[1], half, half, notes=tuple(notes))
 
 
-def _files(folder: Path) -> Files:
+def _files(folder: Path, unused: Unused) -> Files:
     """The pictures of all class folders; an empty one does no harm."""
-    found = [(file, inside.name) for inside in folders_in(folder) for file in pictures_in(inside)]
+    found: Files = []
+    for inside in folders_in(folder):
+        held = contents(inside)
+        found += [(file, inside.name) for file in held.pictures]
+        unused.add(held)
     if not found:
         hint = "" if pictures_in(folder) else f" (isofed reads {', '.join(sorted(SUFFIXES))})"
         raise UserError(f"'{folder}' has no folders with pictures{hint}: put those of each class into one")

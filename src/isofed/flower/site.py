@@ -6,6 +6,7 @@ What it is sent, and what it sends, is named here and nowhere else: ``down`` and
 from __future__ import annotations
 
 from collections.abc import Callable
+from logging import getLogger
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,6 +27,7 @@ from isofed.flower.terms import Refusal, Table, guarded
 from isofed.flower.wire import Facts, Forms, number, text, whole
 from isofed.layout import Layout, Tensors
 
+log = getLogger("flwr.isofed")  # below Flower's own, so that it appears where Flower writes
 Read = Callable[[Forms, Forms], Tensors]  # the tensors of a request: those that must be there, those that may
 
 
@@ -68,6 +70,8 @@ class Site:
     def _introduce(self) -> Facts:
         world = site_world(self.settings, self.terms, self.node, self.number, 0, self.adapter)
         samples = len(world.clients[self.number])
+        for note in world.dataset.notes:  # they name files, so they stay here
+            log.warning("isofed: %s", note)
         return {
             "number": self.number,
             "name": str(self.node.get("name", f"site-{self.number}"))[:64],

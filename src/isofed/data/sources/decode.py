@@ -6,6 +6,7 @@ import os
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,32 @@ def _listing(path: Path) -> list[Path]:
         return sorted((p for p in path.iterdir() if not p.name.startswith(".")), key=lambda p: p.name)
     except OSError as error:
         raise UserError(f"the folder '{path}' cannot be read ({error.strerror}): check who may open it") from None
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What is in a folder, by name; hidden files count as nothing."""
+
+    pictures: list[Path]
+    folders: list[Path]
+    others: list[Path]  # files that are not read
+
+
+def contents(path: Path) -> Contents:
+    """What is in a folder, looked through once: it may have a million files."""
+    found = Contents([], [], [])
+    for entry in _listing(path):
+        if entry.suffix.lower() in SUFFIXES and entry.is_file():
+            found.pictures.append(entry)
+        else:
+            (found.folders if entry.is_dir() else found.others).append(entry)
+    return found
+
+
+def files_below(path: Path) -> list[Path]:
+    """The files inside a folder and all folders below it, by name."""
+    found = contents(path)
+    return found.pictures + found.others + [file for folder in found.folders for file in files_below(folder)]
 
 
 def folders_in(path: Path) -> list[Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,8 @@ from torch import Tensor
 from isofed.data.base import Dataset, Part, held_out, moments
 from isofed.data.cache import cached, fingerprint
 from isofed.data.sources import Progress, existing
-from isofed.data.sources.decode import SUFFIXES, check_size, decode, folders_in, pictures_in
+from isofed.data.sources.decode import SUFFIXES, check_size, contents, decode, folders_in, pictures_in
+from isofed.data.sources.unused import Unused, strays
 from isofed.errors import UserError
 
 WORTH_KEEPING = 1 << 20  # bytes of picture files; fewer are read again faster than a cache is looked through
@@ -37,8 +39,9 @@ class Folder:
 
     def load(self, root: str | None = None, progress: Progress | None = None) -> Dataset:
         path = _folder(root, "folder", "a folder of class folders")
-        parts = [[(p, c, "") for c, p in _pictures(part, "folder")] for part in _parts(path)]
-        notes = _strays(_parts(path), "class")
+        unused = Unused()
+        parts = [[(p, c, "") for c, p in _pictures(part, "folder", unused)] for part in _parts(path)]
+        notes = strays(_parts(path), "class") + unused.notes()
         return _dataset(path, parts, self.size, self.channels, progress, notes)
 
 
@@ -55,18 +58,18 @@ class DomainFolder:
     def load(self, root: str | None = None, progress: Progress | None = None) -> Dataset:
         path = _folder(root, "domain-folder", "a folder of domain folders")
         parts: list[list[Item]] = []
-        notes: list[str] = []
+        notes, unused = list[str](), Unused()
         for part in _parts(path):
             domains = folders_in(part)
-            notes += _strays([part], "site") + _strays(domains, "class")
+            notes += strays([part], "site") + strays(domains, "class")
             if not domains:
                 raise UserError(f"'{part}' has no folders in it: 'domain-folder' needs domain/class/picture")
-            items = [(p, c, d.name) for d in domains for c, p in _pictures(d, "domain-folder")]
+            items = [(p, c, d.name) for d in domains for c, p in _pictures(d, "domain-folder", unused)]
             empty = sorted({d.name for d in domains} - {d for _, _, d in items})
             if empty:
                 raise UserError(f"the domain folder '{part / empty[0]}' has no pictures: add some or remove it")
             parts.append(items)
-        return _dataset(path, parts, self.size, self.channels, progress, notes)
+        return _dataset(path, parts, self.size, self.channels, progress, notes + unused.notes())
 
 
 def recognise(path: Path) -> str:
@@ -79,12 +82,30 @@ def recognise(path: Path) -> str:
     if len(sites) <= len(inside) / 2 and any(pictures_in(folder) for folder in inside):
         return "folder"
     if sites:
+        _check_sites(path, sites)
         return "domain-folder"
     if pictures_in(top):
         raise UserError(f"'{top}' holds pictures but no class folders: put the pictures of each class into a folder")
     raise UserError(
         f"there are no pictures in class/ or domain/class/ folders under '{top}': "
         f"isofed reads {', '.join(sorted(SUFFIXES))}"
+    )
+
+
+def _check_sites(path: Path, sites: list[Path]) -> None:
+    """Refuse class/patient/picture, which has the depth of site/class/picture: then no class is at two sites."""
+    classes = [[folder.name for folder in folders_in(site)] for site in sites]
+    every = [name.strip().casefold() for names in classes for name in names]
+    if len(sites) < 2 or len(set(every)) < len(every):
+        return
+    held = " and ".join(
+        f"'{site.name}' has {', '.join(names[:2])}{', ...' if len(names) > 2 else ''}"
+        for site, names in zip(sites[:2], classes, strict=False)
+    )
+    raise UserError(
+        f"'{path}' would be read as site/class/picture, but no class is at two sites: {held}. If '{sites[0].name}' and "
+        f"'{sites[1].name}' are classes, put their pictures into them directly, as class/picture; if they are sites, "
+        f"say so: data=domain-folder root={shlex.quote(str(path))}"
     )
 
 
@@ -116,36 +137,27 @@ def _parts(path: Path) -> list[Path]:
     return [train]
 
 
-def _pictures(path: Path, name: str) -> Iterator[tuple[str, Path]]:
-    """Class and path of every picture one level below."""
+def _pictures(path: Path, name: str, unused: Unused) -> Iterator[tuple[str, Path]]:
+    """Class and path of every picture one level below; what else is there is put down in ``unused``."""
     classes = folders_in(path)
     if not classes:
         hint = ": put the pictures of each class into a folder" if pictures_in(path) else " with pictures"
         raise UserError(f"'{path}' has no class folders{hint}")
     for folder in classes:
-        files = pictures_in(folder)
-        if not files and folders_in(folder):
-            hint = (
-                "use 'domain-folder' for domain/class/picture" if name == "folder" else "it needs domain/class/picture"
-            )
+        found = contents(folder)
+        if not found.pictures and found.folders:
+            hint = "it needs domain/class/picture"
+            if name == "folder":
+                hint = "use 'domain-folder' for domain/class/picture, or put its pictures into it directly"
             raise UserError(f"'{folder}' holds folders, not pictures: {hint}")
-        if not files and name == "folder":
+        if not found.pictures and name == "folder":
             raise UserError(
                 f"the class folder '{folder}' has no pictures: "
                 f"add some or remove it (isofed reads {', '.join(sorted(SUFFIXES))})"
             )
-        for file in files:
+        unused.add(found)
+        for file in found.pictures:
             yield folder.name, file
-
-
-def _strays(folders: list[Path], kind: str) -> list[str]:
-    """A sentence about the pictures that lie beside the class (or site) folders, where they belong to nothing."""
-    found = [file for folder in folders for file in pictures_in(folder)]
-    if not found:
-        return []
-    if len(found) == 1:
-        return [f"the picture '{found[0]}' lies beside the {kind} folders and is not used"]
-    return [f"{len(found):,} pictures lie beside the {kind} folders and are not used, the first is '{found[0]}'"]
 
 
 def _alike(classes: list[str]) -> list[str]:
