@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -131,12 +132,78 @@ def test_pictures_are_squashed_like_pillow_does(tmp_path: Path) -> None:
     assert out[2].std() > 5
 
 
+# How a viewer shows what is stored with each EXIF orientation.
+UPRIGHT: dict[int, Callable[[np.ndarray], np.ndarray]] = {
+    1: lambda stored: stored,
+    2: np.fliplr,
+    3: lambda stored: np.rot90(stored, 2),
+    4: np.flipud,
+    5: lambda stored: stored.transpose(1, 0, 2),
+    6: lambda stored: np.rot90(stored, -1),
+    7: lambda stored: np.rot90(stored.transpose(1, 0, 2), 2),
+    8: np.rot90,
+}
+
+
+@pytest.mark.parametrize("orientation", UPRIGHT)
+def test_pictures_are_turned_as_the_camera_says(tmp_path: Path, orientation: int) -> None:
+    stored = np.random.default_rng(0).integers(0, 256, (9, 14, 3), dtype=np.uint8)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    files = [tmp_path / f"a.{kind}" for kind in ("png", "tif", "webp")]
+    for file in files:
+        Image.fromarray(stored).save(file, exif=exif.tobytes(), lossless=True)
+    out = np.zeros((4, 6, 6, 3), np.uint8)
+    decode(list(zip(out, files, strict=False)), "rgb")
+    shown = Image.fromarray(np.ascontiguousarray(UPRIGHT[orientation](stored)))
+    for one in out[:3]:
+        np.testing.assert_array_equal(one, np.asarray(shown.resize((6, 6), Image.Resampling.BILINEAR)))
+    decode([(out[3], files[0])], "rgb", published=True)  # as the code that the published numbers are from
+    as_stored = Image.fromarray(stored).resize((6, 6), Image.Resampling.BILINEAR)
+    np.testing.assert_array_equal(out[3], np.asarray(as_stored))
+
+
+def test_damaged_exif_data_turn_nothing(tmp_path: Path) -> None:
+    Image.new("RGB", (6, 6), (200, 100, 0)).save(tmp_path / "a.png", exif=b"Exif\0\0II*\0\xff\xff")
+    out = np.zeros((6, 6, 3), np.uint8)
+    decode([(out, tmp_path / "a.png")], "rgb")
+    assert (out == (200, 100, 0)).all()
+
+
+def png(side: int, bits: int, rows: bytes) -> bytes:
+    """A square in colour, of such rows, as Pillow would not write it."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    head = struct.pack(">IIBBBBB", side, side, bits, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
+def test_what_is_lost_of_pictures_is_found(tmp_path: Path) -> None:
+    frames = [Image.new("L", (6, 6), level) for level in (10, 200)]
+    deep = Image.fromarray(np.full((6, 6), 4000, dtype=np.uint16))
+    frames[0].save(tmp_path / "flat.gif")
+    frames[0].save(tmp_path / "flat.tif")
+    deep.save(tmp_path / "deep.png")
+    deep.save(tmp_path / "deep.tif")
+    for kind in ("gif", "tif", "png", "webp"):
+        frames[0].convert("RGB").save(tmp_path / f"two.{kind}", save_all=True, append_images=frames[1:], lossless=True)
+    (tmp_path / "deep colour.png").write_bytes(png(6, 16, (b"\0" + struct.pack(">H", 4000) * 18) * 6))
+    files = sorted(tmp_path.iterdir())
+    out = np.zeros((len(files), 6, 6, 3), np.uint8)
+    found = decode(list(zip(out, files, strict=True)), "rgb")
+    assert [files[n].name for n in found.deep] == ["deep colour.png", "deep.png", "deep.tif"]
+    assert [files[n].name for n in found.several] == ["two.gif", "two.png", "two.tif", "two.webp"]
+    assert (out[found.several] == 10).all() and (out[found.deep] == 4000 >> 8).all()
+
+
 def test_a_large_jpeg_is_nearly_what_it_is_when_decoded_in_full(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     coarse = Image.fromarray(rng.integers(0, 256, (30, 40, 3), dtype=np.uint8))
     coarse.resize((1600, 1200), Image.Resampling.BICUBIC).save(tmp_path / "large.jpg", quality=90)
     out = np.zeros((96, 96, 3), np.uint8)
-    decode([(out, tmp_path / "large.jpg")], "rgb", draft=True)
+    decode([(out, tmp_path / "large.jpg")], "rgb", published=True)
     with Image.open(tmp_path / "large.jpg") as image:
         full = np.asarray(image.resize((96, 96), Image.Resampling.BILINEAR)).astype(int)
     assert np.abs(out.astype(int) - full).max() <= 8
@@ -169,18 +236,13 @@ def test_a_picture_that_vanishes_is_named(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_picture_that_claims_a_billion_pixels_is_refused_in_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def chunk(kind: bytes, content: bytes) -> bytes:
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
-
     root = str(small(tmp_path).root)
     bomb = tmp_path / "val" / "n001" / "000.JPEG"
     for side, message in (
         (40_000, "says it is larger than 100,000,000 pixels: remove it"),  # Pillow itself refuses to open it
         (11_000, "says it is 11000 x 11000 pixels, more than the 100,000,000 that are read"),
     ):
-        head = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
-        content = chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(b"\0")) + chunk(b"IEND", b"")
-        bomb.write_bytes(b"\x89PNG\r\n\x1a\n" + content)
+        bomb.write_bytes(png(side, 8, b"\0"))
         with pytest.raises(UserError, match=rf"'.*n001/000\.JPEG' {message}") as caught:
             data.load(CHOICE, root=root)
         assert "\n" not in str(caught.value)

@@ -13,6 +13,7 @@ from PIL import Image
 from isofed import Federation
 from isofed.config import settings
 from isofed.data import load
+from isofed.data.sources import folders
 from isofed.display import remarks
 from isofed.engine.world import World
 from isofed.errors import UserError
@@ -88,6 +89,28 @@ def test_files_in_class_folders_that_are_not_used_are_told(sites: Path) -> None:
     one, other = load(str(sites)).notes
     assert one == f"the file '{sites / 'a' / 'cat' / 'scan0.dcm'}' in a class folder is not read: {reads}"
     assert other.startswith(f"the file '{sites / 'b' / 'dog' / 'more' / '1.png'}' in a folder inside a class folder is")
+
+
+@pytest.mark.parametrize("keep", [0, 1 << 20])
+def test_what_is_lost_of_pictures_is_told_each_time(sites: Path, monkeypatch: pytest.MonkeyPatch, keep: int) -> None:
+    monkeypatch.setattr(folders, "WORTH_KEEPING", keep)
+    deep = Image.fromarray(np.full((4, 4), 4000, dtype=np.uint16))
+    deep.save(sites / "a" / "cat" / "7.png")
+    said = (
+        f"the picture '{sites / 'a' / 'cat' / '7.png'}' has 16 bits a channel, of which the upper 8 are read, so that "
+        "12-bit values become 0 to 15: floating point in an .npz file keeps them"
+    )
+    for _ in range(2):
+        assert load(str(sites)).notes == (said,)
+    frames = [Image.new("L", (4, 4), level) for level in (10, 200)]
+    for number in range(3):
+        frames[0].save(sites / "b" / "cat" / f"9{number}.tif", save_all=True, append_images=frames[1:])
+        deep.save(sites / "a" / "cat" / f"8{number}.png")
+    for _ in range(2):
+        one, other = load(str(sites)).notes
+        assert one.startswith("4 pictures, the first '") and one.endswith(said.split("7.png' has")[1])
+        assert other.startswith("3 files, the first '")
+        assert other.endswith("', hold several pictures (pages or frames), of which the first is read")
 
 
 def test_classes_that_differ_by_case_or_blanks_are_told(sites: Path) -> None:

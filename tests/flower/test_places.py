@@ -212,6 +212,17 @@ def test_a_sites_pictures_are_those_of_a_simulation(tmp_path: Path) -> None:
                 assert one.labels.equal(other.labels)
 
 
+def test_a_site_is_told_what_is_lost_of_its_pictures(tmp_path: Path) -> None:
+    folder = pictures(tmp_path / "site", a=7, b=6)
+    deep, scan = folder / "a" / "deep.png", folder / "b" / "scan.dcm"
+    Image.fromarray(np.full((9, 7), 4000, dtype=np.uint16)).save(deep)
+    scan.write_bytes(b"no picture")
+    for _ in range(2):  # from the cache, too
+        one, other = read_folder(folder, (3, 8, 8)).notes
+        assert one.startswith(f"the file '{scan}' in a class folder is not read")
+        assert other.startswith(f"the picture '{deep}' has 16 bits a channel")
+
+
 def test_a_folder_that_cannot_be_read_is_said(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="has no folders with pictures"):
         read_folder(pictures(tmp_path / "empty", a=0), (3, 8, 8))

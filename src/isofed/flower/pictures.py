@@ -13,8 +13,8 @@ from torch import Tensor
 from isofed.data import Dataset, Part
 from isofed.data.base import held_out
 from isofed.data.cache import cached, fingerprint
-from isofed.data.sources.decode import SUFFIXES, contents, decode, folders_in, pictures_in
-from isofed.data.sources.unused import Unused, strays
+from isofed.data.sources.decode import DECODING, SUFFIXES, contents, decode, folders_in, pictures_in
+from isofed.data.sources.unused import LOST, Unused, lost, lost_notes, strays
 from isofed.errors import UserError
 from isofed.flower.terms import Refusal
 
@@ -39,7 +39,9 @@ def read_pictures(folder: Path, shape: tuple[int, int, int]) -> Dataset:
     labels = [torch.tensor([number[name] for _, name in files]) for files in parts]
     if not divided:
         parts, labels = _divided(folder.name, parts[0], labels[0])
-    images = _images(folder, [[file for file, _ in files] for files in parts], (height, width, channels))
+    paths = [[file for file, _ in files] for files in parts]
+    *images, missed = _images(folder, paths, (height, width, channels))
+    notes += lost_notes(missed, [file for files in paths for file in files])
     made = [Part(torch.from_numpy(array), label) for array, label in zip(images, labels, strict=True)]
     half = (0.5,) * channels
     return Dataset(folder.name, tuple(classes), made[0], made[1], half, half, notes=tuple(notes))
@@ -67,7 +69,7 @@ def _divided(name: str, files: Files, labels: Tensor) -> tuple[list[Files], list
 
 
 def _images(folder: Path, parts: list[list[Path]], shape: tuple[int, int, int]) -> list[npt.NDArray[Any]]:
-    """The pictures, from the cache where they were read before: each visit is a new process."""
+    """The pictures, and what was lost, from the cache where they were read before: each visit is a new process."""
     import PIL
 
     try:
@@ -78,11 +80,12 @@ def _images(folder: Path, parts: list[list[Path]], shape: tuple[int, int, int]) 
 
     def fill(arrays: dict[str, npt.NDArray[Any]]) -> None:
         wanted = [(arrays[name][n], f) for name, files in zip(names, parts, strict=True) for n, f in enumerate(files)]
-        decode(wanted, "grey" if shape[2] == 1 else "rgb")
+        arrays["lost"][:] = lost(decode(wanted, "grey" if shape[2] == 1 else "rgb"))
 
-    about = {"root": str(folder.resolve()), "shape": list(shape), "files": known, "version": PIL.__version__}
+    version = [DECODING, PIL.__version__]
+    about = {"root": str(folder.resolve()), "shape": list(shape), "files": known, "version": version}
     shapes: dict[str, tuple[tuple[int, ...], str]] = {
         name: ((len(files), *shape), np.dtype(np.uint8).name) for name, files in zip(names, parts, strict=True)
     }
-    arrays = cached("site", about, shapes, fill)
-    return [arrays[name] for name in names]
+    arrays = cached("site", about, shapes | {"lost": LOST}, fill)
+    return [arrays[name] for name in (*names, "lost")]

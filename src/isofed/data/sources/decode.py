@@ -6,9 +6,10 @@ import os
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,7 @@ from isofed.errors import UserError
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"})
 MOST_PIXELS = 100_000_000  # a larger picture is refused: a small file can claim a size that fills the memory
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
+DECODING = 2  # the way in which somebody's own pictures are decoded: another makes what a cache holds worthless
 _TASK = 16  # pictures
 _NAMED = 3  # broken pictures, in an error
 
@@ -72,22 +74,38 @@ def pictures_in(path: Path) -> list[Path]:
     return [p for p in _listing(path) if p.suffix.lower() in SUFFIXES and p.is_file()]
 
 
+class Lossy(NamedTuple):
+    """Which of the pictures, by their place, held more than was read of them."""
+
+    deep: list[int]  # sixteen bits where eight are read
+    several: list[int]  # several pictures, of which the first is read
+
+
+class _Decoded(NamedTuple):
+    """What became of a picture."""
+
+    broken: str = ""  # in what way
+    deep: bool = False
+    several: bool = False
+
+
 def decode(
     wanted: Sequence[tuple[npt.NDArray[Any], Path]],
     channels: str,
     progress: Progress | None = None,
-    draft: bool = False,
-) -> None:
+    published: bool = False,
+) -> Lossy:
     """Write each picture, squashed to a square, into the array [size, size, C] beside it.
 
-    With ``draft`` a large JPEG is decoded at a fraction of its size, but twice as fine as needed: the resize smooths.
+    Somebody's own pictures are turned as the camera says (EXIF). ``published`` ones are not, as no published code does;
+    of these a large JPEG is decoded at a fraction of its size, but twice as fine as needed: the resize smooths.
     """
     from PIL import Image
 
     Image.init()
     formats = [f for f in FORMATS if f in Image.OPEN]  # only these decoders ever see the bytes
 
-    def one(out: npt.NDArray[Any], file: Path) -> str | None:
+    def one(out: npt.NDArray[Any], file: Path) -> _Decoded:
         """Decode a picture, or say in what way it is broken."""
         size = len(out)
         try:
@@ -97,8 +115,11 @@ def decode(
                         f"'{file}' says it is {image.width} x {image.height} pixels, more than the {MOST_PIXELS:,} "
                         "that are read: make it smaller or remove it"
                     )
-                if draft:
+                decoded = _Decoded(deep=_is_deep(image), several=_holds_several(image))
+                if published:
                     image.draft(None, (2 * size, 2 * size))
+                else:
+                    _turn_upright(image)
                 out[:] = _pixels(image, size, channels).reshape(out.shape)
         except UserError:
             raise
@@ -106,24 +127,24 @@ def decode(
             raise UserError(f"'{file}' says it is larger than {MOST_PIXELS:,} pixels: remove it") from None
         except Exception as error:  # decoders fail in many ways on broken bytes
             why = "not a picture in a known format" if "cannot identify" in str(error) else str(error)
-            return f"'{file}' cannot be read ({why})"
-        return None
+            return _Decoded(broken=f"'{file}' cannot be read ({why})")
+        return decoded
 
-    def some(block: Sequence[tuple[npt.NDArray[Any], Path]]) -> tuple[int, list[str]]:
-        return len(block), [why for out, file in block if (why := one(out, file))]
+    def some(block: Sequence[tuple[npt.NDArray[Any], Path]]) -> list[_Decoded]:
+        return [one(out, file) for out, file in block]
 
     # More threads than cores, or a task for each picture, only make small pictures wait for Python's lock; Pillow
     # decodes outside it.
     blocks = [wanted[start : start + _TASK] for start in range(0, len(wanted), _TASK)]
-    done, broken = 0, list[str]()
+    made: list[_Decoded] = []
     with warnings.catch_warnings(), ThreadPoolExecutor(os.cpu_count()) as pool:
         warnings.simplefilter("ignore")  # of Pillow: the size has its own limit here, odd metadata do no harm
-        for count, wrong in pool.map(some, blocks):
-            broken += wrong
-            for _ in range(count):
-                done += 1
-                if progress is not None and (done % 64 == 0 or done == len(wanted)):
-                    progress(done, len(wanted))
+        for block in pool.map(some, blocks):
+            for decoded in block:
+                made.append(decoded)
+                if progress is not None and (len(made) % 64 == 0 or len(made) == len(wanted)):
+                    progress(len(made), len(wanted))
+    broken = [decoded.broken for decoded in made if decoded.broken]
     if len(broken) == 1:
         raise UserError(f"the picture {broken[0]}: replace or remove it")
     if broken:
@@ -132,6 +153,29 @@ def decode(
             f"{len(broken):,} of {len(wanted):,} pictures are broken: {', '.join(broken[:_NAMED])}{more}; "
             "replace or remove them"
         )
+    deep, several = ([n for n, decoded in enumerate(made) if getattr(decoded, what)] for what in Lossy._fields)
+    return Lossy(deep, several)
+
+
+def _is_deep(image: Any) -> bool:
+    """Whether a channel has sixteen bits or more, by the form of what is to be decoded."""
+    return image.mode.startswith("I") or any(";16" in str(tile[3]) for tile in image.tile[:1])
+
+
+def _holds_several(image: Any) -> bool:
+    """Whether a file has further pages or frames; a phone's second picture, such as one for depth, is not meant."""
+    with suppress(Exception):  # if what follows the first picture is damaged, that does no harm
+        return image.format != "MPO" and bool(getattr(image, "is_animated", False))
+    return False
+
+
+def _turn_upright(image: Any) -> None:
+    """Turn a picture as its EXIF data say, as viewers do."""
+    from PIL import ImageOps
+
+    image.load()
+    with suppress(Exception):  # damaged EXIF data turn nothing
+        ImageOps.exif_transpose(image, in_place=True)
 
 
 def _pixels(image: Any, size: int, channels: str) -> npt.NDArray[np.uint8]:

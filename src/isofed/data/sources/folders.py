@@ -17,8 +17,8 @@ from torch import Tensor
 from isofed.data.base import Dataset, Part, held_out, moments
 from isofed.data.cache import cached, fingerprint
 from isofed.data.sources import Progress, existing
-from isofed.data.sources.decode import SUFFIXES, check_size, contents, decode, folders_in, pictures_in
-from isofed.data.sources.unused import Unused, strays
+from isofed.data.sources.decode import DECODING, SUFFIXES, check_size, contents, decode, folders_in, pictures_in
+from isofed.data.sources.unused import LOST, Unused, lost, lost_notes, strays
 from isofed.errors import UserError
 
 WORTH_KEEPING = 1 << 20  # bytes of picture files; fewer are read again faster than a cache is looked through
@@ -205,6 +205,7 @@ def _dataset(
         parts, codes = _divided(name, parts[0], codes[0])
     files = [[file for file, _, _ in items] for items in parts]
     arrays = _images(path, files, size, channels, progress)
+    notes = [*notes, *lost_notes(arrays["lost"], [file for part in files for file in part])]
     made = [
         Part(torch.from_numpy(arrays[which]), labels, where)
         for which, (labels, where) in zip(("train", "test"), codes, strict=True)
@@ -235,18 +236,18 @@ def _divided(name: str, items: list[Item], codes: Codes) -> tuple[list[list[Item
 def _images(
     path: Path, files: list[list[Path]], size: int, channels: str, progress: Progress | None
 ) -> dict[str, npt.NDArray[Any]]:
-    """The pictures of both parts, and mean and std of the first, from the cache where they were read before."""
+    """The pictures of both parts, mean and std of the first, and what was lost, from the cache where it has them."""
     import PIL
 
     count, parts = 3 if channels == "rgb" else 1, dict(zip(("train", "test"), files, strict=True))
     shapes: dict[str, tuple[tuple[int, ...], str]] = {
         which: ((len(part), size, size, count), "uint8") for which, part in parts.items()
     }
-    shapes |= {"mean": ((count,), "float64"), "std": ((count,), "float64")}
+    shapes |= {"mean": ((count,), "float64"), "std": ((count,), "float64"), "lost": LOST}
 
     def fill(arrays: dict[str, npt.NDArray[Any]]) -> None:
         wanted = [(arrays[which][n], file) for which, part in parts.items() for n, file in enumerate(part)]
-        decode(wanted, channels, progress)
+        arrays["lost"][:] = lost(decode(wanted, channels, progress))
         arrays["mean"][:], arrays["std"][:] = moments(torch.from_numpy(arrays["train"]))
 
     every = [file for part in files for file in part]
@@ -263,6 +264,6 @@ def _images(
         "size": size,
         "channels": channels,
         "files": known,
-        "version": PIL.__version__,  # another one may decode to other values
+        "version": [DECODING, PIL.__version__],  # another Pillow may decode to other values
     }
     return cached("folder", about, shapes, fill)

@@ -107,7 +107,7 @@ def dataset(
 
     def fill(arrays: dict[str, Any]) -> None:
         wanted = [(arrays[part][i], file) for part, files in parts.items() for i, file in enumerate(files)]
-        decode(wanted, "rgb", progress, draft=True)
+        decode(wanted, "rgb", progress, published=True)
 
     shapes = {part: ((len(files), size, size, 3), "uint8") for part, files in parts.items()}
     images = cached("pictures", about, shapes, fill)
