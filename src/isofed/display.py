@@ -40,6 +40,11 @@ def duration(seconds: float) -> str:
     return f"{minutes}:{rest:02d}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
 
 
+def note(text: str) -> Text:
+    """A sentence that a person should know, as it is shown."""
+    return Text.assemble(("note: ", "yellow"), text)
+
+
 def _of_clients(clients: Sequence[int], event: str) -> list[str]:
     """What happened to some clients: a sentence for each of a few, one for all of many."""
     if len(clients) <= _FEW:
@@ -189,7 +194,7 @@ class Display(BatchWatcher):
 
     def note(self, text: str) -> None:
         if not self.quiet:
-            self.console.print(Text.assemble(("note: ", "yellow"), text))
+            self.console.print(note(text))
 
 
 class RunDisplay(Display):

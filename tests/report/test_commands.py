@@ -23,6 +23,13 @@ def test_a_comparison_becomes_one_page(tmp_path: Path) -> None:
     assert "they have no seed in common" in (tmp_path / "other.html").read_text("utf-8")
 
 
+def test_a_run_that_is_not_shown_is_told(tmp_path: Path) -> None:
+    for name, accuracy in (("a", 0.25), ("b", 0.5)):
+        make_run(tmp_path / name, [accuracy])
+    said = succeeds("report", "a", "b", cwd=tmp_path)
+    assert "\nnote: there are two runs of fedavg with seed 0; the one in b is shown\n" in said
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -61,6 +61,7 @@ def test_two_runs_of_one_method_and_seed_are_told(tmp_path: Path) -> None:
     make_run(tmp_path / "b", [0.7])
     found = Reader().read([tmp_path])
     assert len(found.runs) == 1 and "two runs of fedavg with seed 0" in found.problems[0]
+    assert not Reader().read([tmp_path / "a", tmp_path / "a"]).problems
 
 
 def test_a_method_is_named_without_its_defaults_and_without_running_its_file(tmp_path: Path) -> None:
@@ -73,6 +74,14 @@ def test_a_method_is_named_without_its_defaults_and_without_running_its_file(tmp
     assert not file.with_suffix(".ran").exists()
     assert method_text([{"fedprox": {"mu": 0.01}}]) == "fedprox"
     assert method_text([{"gone": {"a": 1}}]) == "gone:a=1"
+
+
+def test_an_unfinished_run_is_of_the_row_of_the_finished_ones(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(MINE)
+    for seed, finished in enumerate((True, False)):
+        make_run(tmp_path / str(seed), [0.5], f"{tmp_path / 'mine.py'}:Mine", seed, finished)
+    found = Reader().read([tmp_path])
+    assert list(found.rows) == ["mine.py:Mine"] and found.methods == {"mine.py:Mine"}
 
 
 def test_a_half_written_line_is_left_out_until_it_is_whole(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def _pooled(found: Found, row: Row) -> bool:
 
 def _question(found: Found) -> str:
     common, methods = found.common(), len(found.rows)
-    kind = "methods" if len({run.method for run in found.runs}) == methods else "settings"
+    kind = "methods" if len(found.methods) == methods else "settings"
     what = f"Which of these {methods} {kind} gets furthest"
     if methods < 2:
         what = f"How far does {next(iter(found.rows), 'it')} get"

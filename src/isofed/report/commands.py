@@ -9,6 +9,7 @@ from rich.console import Console
 
 from isofed import spec
 from isofed.config import is_setting
+from isofed.display import note
 from isofed.errors import UserError, unknown
 from isofed.report import write_report
 from isofed.report.answer import SURE
@@ -28,6 +29,8 @@ def report(console: Console, words: Sequence[str]) -> None:
     else:  # a headline alone would claim too much
         lines += [text for what, text in said["details"] if what in SURE]
     console.print("\n".join(lines), highlight=False, markup=False)
+    for text in page["problems"]:
+        console.print(note(text))
     told = f"{many(len(page['runs']), 'run')} on one page ({size}): {out}"
     console.print(told, highlight=False, markup=False, soft_wrap=True)
     if "figures" in options:

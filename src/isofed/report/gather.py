@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from typing import Any
 
 from isofed import spec
 from isofed.config import settings as make_settings
+from isofed.config import show
 from isofed.data import partition as partitions
 from isofed.data.describe import domains_of
 from isofed.engine.world import GIVEN, World
@@ -22,6 +22,7 @@ from isofed.methods import find
 from isofed.plugins import is_file_reference
 from isofed.records import CONFIG, ENVIRONMENT, METRICS, RESULT, RunFolder
 from isofed.report.data_sets import data_sets
+from isofed.report.own_files import file_names, with_names
 from isofed.result import Result
 
 DIAGNOSTICS, DIAGNOSIS = "diagnostics.jsonl", "diagnosis.json"
@@ -56,10 +57,14 @@ class Run:
         return int(self.config.get("rounds") or len(self.history))
 
     @property
+    def full_method(self) -> str:
+        """The method as a person would type it; a file goes by its whole path."""
+        return self.result.method if self.result else method_text(self.config.get("method"))
+
+    @property
     def method(self) -> str:
-        """The method as a person would type it; a file goes by its name."""
-        text = self.result.method if self.result else method_text(self.config.get("method"))
-        return _base_names(text)
+        """The same in short; a file goes by its name."""
+        return with_names(self.full_method)
 
     @property
     def measured(self) -> list[dict[str, Any]]:
@@ -107,6 +112,11 @@ class Found:
         done = {row: {s: r.result for s, r in by_seed.items() if r.result} for row, by_seed in self.rows.items()}
         return Batch({row: results for row, results in done.items() if results})
 
+    @property
+    def methods(self) -> set[str]:
+        """The methods of all runs; different code is another method, whatever its file is called."""
+        return set(_methods(self.runs, file_names(self.runs)))
+
     def common(self) -> dict[str, Any]:
         """The settings that all runs share."""
         first = self.runs[0].config if self.rows else {}
@@ -142,16 +152,20 @@ class Reader:
         problems: list[str] = []
         listed: list[str] = []
         target: float | None = None
+        seen: set[Path] = set()
         for path in paths:
             here = []
             for folder in run_folders(path):
+                if folder.resolve() in seen:  # given as itself and as a part of a comparison
+                    continue
+                seen.add(folder.resolve())
                 try:
                     here.append(self._run(folder))
                 except (IsofedError, OSError, ValueError) as error:
                     problems.append(f"{folder} cannot be shown: {error}")
             table = _json(path / "comparison.json")
             rows = [row for row in table.get("rows") or [] if isinstance(row, dict)]
-            listed += [_base_names(str(row.get("method"))) for row in rows]
+            listed += [with_names(str(row.get("method"))) for row in rows]
             target = target or table.get("target")
             runs += sorted(here, key=lambda run: (run.created, run.path))
         targets = {run.config.get("target") for run in runs}
@@ -211,31 +225,50 @@ def method_text(given: Any) -> str:
     return "+".join(parts)
 
 
-def _base_names(method: str) -> str:
-    return re.sub(r"(^|\+)[^+]*/(?=[^+/]*\.py:)", r"\1", method)
-
-
 def _by_row(runs: Sequence[Run], listed: Sequence[str], problems: list[str]) -> dict[str, dict[int, Run]]:
     """Runs that differ only by seed are one row, named by its method and whatever else is not the same everywhere."""
-    keys = sorted({k for run in runs for k in run.config} - _SAME_ROW - {"method"})
-    differing = [k for k in keys if len({json.dumps(run.config.get(k), default=str) for run in runs}) > 1]
+    files = file_names(runs)
+    shown = [_shown(run, names) for run, names in zip(runs, files, strict=True)]
+    keys = sorted({k for settings in shown for k in settings} - _SAME_ROW - {"method"})
+    differing = [k for k in keys if len({json.dumps(settings.get(k), default=str) for settings in shown}) > 1]
     names = data_sets(runs)
-    labels = [" ".join([run.method, *(f"{k}={spec.show(run.config.get(k))}" for k in differing)]) for run in runs]
+    labels = [
+        " ".join([method, *(f"{k}={show(k, settings.get(k))}" for k in differing)])
+        for method, settings in zip(_methods(runs, files), shown, strict=True)
+    ]
     judged: dict[str, set[str]] = {}
     for label, name in zip(labels, names, strict=True):
         judged.setdefault(label, set()).add(name)
     rows: dict[str, dict[int, Run]] = {}
     data_of: dict[str, int] = {}
+    place = {method: n for n, method in reversed(list(enumerate([] if differing else listed)))}
+    place_of: dict[str, int] = {}
     for run, plain, name in zip(runs, labels, names, strict=True):
         label = plain if len(judged[plain]) == 1 else f"{plain} on {name}"  # settings alike, data changed in between
-        data_of[label] = names.index(name)
+        data_of[label], place_of[label] = names.index(name), place.get(run.method, len(place))
         if run.seed in rows.setdefault(label, {}):
             problems.append(f"there are two runs of {label} with seed {run.seed}; the one in {run.path} is shown")
         rows[label][run.seed] = run
-    place = {method: n for n, method in reversed(list(enumerate(listed)))}
     # Data set by data set; and stable: the rest stays as it was found.
-    order = sorted(rows, key=lambda label: (data_of[label], place.get(label, len(place))))
+    order = sorted(rows, key=lambda label: (data_of[label], place_of[label]))
     return {label: dict(sorted(rows[label].items())) for label in order}
+
+
+def _methods(runs: Sequence[Run], files: Sequence[Mapping[str, str]]) -> list[str]:
+    """What the methods of runs are called, with these names of files.
+
+    The record of an unfinished run has every option of a method of the user's own. Which of them are at their defaults
+    a finished run of the same method says.
+    """
+    known = {json.dumps(run.config.get("method")): run.full_method for run in runs if run.result}
+    texts = [run.full_method if run.result else known.get(json.dumps(run.config.get("method"))) for run in runs]
+    return [with_names(t or run.full_method, names) for t, run, names in zip(texts, runs, files, strict=True)]
+
+
+def _shown(run: Run, names: Mapping[str, str]) -> dict[str, Any]:
+    """The settings of a run with its files by these names, so that other code is another setting."""
+    named = {k: with_names(str(run.config[k]), names) for k in ("model", "partition") if k in run.config}
+    return run.config | named
 
 
 def inside(content: Mapping[str, Any], outer: str, inner: str) -> Any:
