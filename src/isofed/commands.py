@@ -143,10 +143,10 @@ def compare(console: Console, words: Sequence[str], quiet: bool) -> None:
     _report_failures(batch)
 
 
-def _run_all(plans: Sequence[Plan], display: CompareDisplay) -> Batch:
+def _run_all(plans: Sequence[Plan], display: CompareDisplay, beside: Sequence[Plan] = ()) -> Batch:
     """Make the missing runs, showing how far they are."""
     with _interruptible("the same command again does what is missing"), display.showing():
-        return run_all(plans, display)
+        return run_all(plans, display, beside=beside)
 
 
 def _print_comparison(
@@ -223,7 +223,7 @@ def tune(console: Console, words: Sequence[str], quiet: bool) -> None:
     _print_trials(console, trials, len(seeds))
     chosen = next(t for t in trials if t.chosen)
     finals = final_plans(plans, chosen.setting, root)
-    final = _run_all(finals, CompareDisplay(console, quiet=True))
+    final = _run_all(finals, CompareDisplay(console, quiet=True), beside=plans)
     row = tables.comparison(final, [finals[0].row])[0]
     spread = f" ± {100 * row.std:.1f}" if row.std is not None else ""
     console.print(

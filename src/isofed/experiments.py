@@ -22,6 +22,7 @@ from isofed.data import Dataset, load
 from isofed.engine.choose import available_cores, check_here, may_use_workers
 from isofed.engine.serial import failure
 from isofed.engine.workers import Pool
+from isofed.engine.world import World
 from isofed.errors import RunError, UserError, unknown
 from isofed.federation import Federation
 from isofed.methods import Composition, Method
@@ -30,7 +31,7 @@ from isofed.plugins import is_file_reference
 from isofed.progress import Watcher
 from isofed.records import COMPARISON, CONFIG, RESULT, TUNING, RunFolder
 from isofed.result import Result
-from isofed.resuming import check_files
+from isofed.resuming import check_data, check_files
 
 if TYPE_CHECKING:
     from isofed.engine.ray_actors import Cluster
@@ -199,10 +200,13 @@ def final_plans(plans: Sequence[Plan], chosen: str, root: Path) -> list[Plan]:
     ]
 
 
-def run_all(plans: Sequence[Plan], watcher: BatchWatcher, dataset: Dataset | None = None) -> Batch:
+def run_all(
+    plans: Sequence[Plan], watcher: BatchWatcher, dataset: Dataset | None = None, beside: Sequence[Plan] = ()
+) -> Batch:
     """Make every run that is not there yet; a run that fails does not stop the others.
 
-    ``dataset`` are data of the user's own, instead of those that the settings name.
+    ``dataset`` are data of the user's own, instead of those that the settings name; ``beside`` are runs that were made
+    before, and that must be of the same data.
     """
     batch = Batch()
     for plan in plans:
@@ -211,6 +215,7 @@ def run_all(plans: Sequence[Plan], watcher: BatchWatcher, dataset: Dataset | Non
         check_here(s)
     watcher.batch(plans)
     data = _Data(watcher, dataset)
+    _check_data([*beside, *plans], data)
     _check_rows(plans, data)
     with _pool(plans) as pool:
         for plan in plans:
@@ -228,6 +233,26 @@ def run_all(plans: Sequence[Plan], watcher: BatchWatcher, dataset: Dataset | Non
     if not batch.results:
         raise RunError(f"not one run could be finished; the first stopped because {next(_failures(batch))}")
     return batch
+
+
+def _check_data(plans: Sequence[Plan], data: _Data) -> None:
+    """Runs on data that have changed since do not stand in one table with others.
+
+    Where nothing is missing, and all runs were made on the same data, nothing is read.
+    """
+    groups: dict[tuple[str, str | None], list[Plan]] = {}
+    for plan in plans:
+        groups.setdefault((plan.settings.data, plan.settings.root), []).append(plan)
+    for group in groups.values():
+        made = [(p.settings, RunFolder.open(p.folder)) for p in group if (p.folder / CONFIG).exists()]
+        noted = {folder.environment.get("data") for _, folder in made}
+        if len(noted) < 2 and not _missing(group):
+            continue
+        for s, folder in made:
+            now = data.get(s)
+            if folder.environment.get("data") != now.fingerprint:
+                what = "be compared with runs on what they are now: put them back, or choose another out="
+                check_data(folder, World.create(s, now), what)
 
 
 def _check_rows(plans: Sequence[Plan], data: _Data) -> None:

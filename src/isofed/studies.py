@@ -99,7 +99,7 @@ def tune(
         trials = tables.tuning(batch, list(dict.fromkeys(p.row for p in plans)))
         chosen = next(t.setting for t in trials if t.chosen)
         finals = final_plans(plans, chosen, root)
-        row = tables.comparison(run_all(finals, watch, dataset), [chosen])[0]
+        row = tables.comparison(run_all(finals, watch, dataset, beside=plans), [chosen])[0]
         record_tuning(method, trials, row, chosen_seeds, root)
     return Tuning(trials, chosen, row)
 
