@@ -79,7 +79,7 @@ def test_a_class_without_test_samples_has_no_score() -> None:
     base = load("synthetic:samples=60,test=30,classes=3")
     kept = (base.test.labels != 1).nonzero()[:, 0].numpy()
     data = Dataset.build("gap", base.classes, base.train, base.test.subset(kept))
-    result = small(dataset=data, rounds=1).fit()
+    result = small(dataset=data, data=f"given:{data.name}", rounds=1).fit()
     assert result.class_accuracy[1] is None
     assert all(v is not None for i, v in enumerate(result.class_accuracy) if i != 1)
 
@@ -269,7 +269,7 @@ def test_your_own_data() -> None:
     images = torch.from_numpy(rng.normal(2, 3, (60, 4, 5, 2)).astype(np.float32))
     labels = torch.arange(60) % 3
     data = Dataset.build("mine", ["a", "b", "c"], Part(images, labels), Part(images[:9], labels[:9]))
-    run = small(dataset=data, rounds=1)
+    run = small(dataset=data, data=f"given:{data.name}", rounds=1)
     assert run.world.dataset is data
     result = run.fit()
     wanted = Judged(run, result.weights, "test")

@@ -65,7 +65,7 @@ def run(console: Console, words: Sequence[str], resume: str | None, quiet: bool)
         folder = Path(str(out)) if out else _new_folder(checked)
         with display.showing():
             dataset = load(checked.data, checked.root, display.reading)
-        federation = Federation(out=folder, dataset=dataset, **values | {"data": checked.data})
+        federation = Federation.on(dataset, checked, out=folder)
     try:
         with _interruptible(f"isofed run --resume {shlex.quote(str(folder))}"), display.showing():
             result = federation.fit(display)

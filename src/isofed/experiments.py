@@ -22,7 +22,7 @@ from isofed.data import Dataset, load
 from isofed.engine.choose import available_cores, check_here, may_use_workers
 from isofed.engine.serial import failure
 from isofed.engine.workers import Pool
-from isofed.engine.world import World
+from isofed.engine.world import World, check_given
 from isofed.errors import RunError, UserError, unknown
 from isofed.federation import Federation
 from isofed.methods import Composition, Method
@@ -213,6 +213,8 @@ def run_all(
         _check_folder(plan)
     for s in _missing(plans):
         check_here(s)
+    for s in {(p.settings.data, p.settings.root): p.settings for p in plans}.values():
+        check_given(s, dataset)
     watcher.batch(plans)
     data = _Data(watcher, dataset)
     _check_data([*beside, *plans], data)
@@ -260,9 +262,9 @@ def _check_rows(plans: Sequence[Plan], data: _Data) -> None:
     seen: set[str] = set()
     for plan in plans:
         if plan.row not in seen and not (plan.folder / CONFIG).exists():
-            unrecorded = {k: v for k, v in dict(plan.settings).items() if k != "track"}
+            unrecorded = plan.settings.model_copy(update={"track": "none"})
             try:
-                Federation(dataset=data.get(plan.settings), **unrecorded)
+                Federation.on(data.get(plan.settings), unrecorded)
             except UserError:
                 raise
             except Exception:  # a mistake in code of the user's own is this row's alone
@@ -285,8 +287,7 @@ def _run(plan: Plan, data: _Data, pool: Pool | Cluster | None, watcher: Watcher)
             watcher.end(result)
             return result
         return Federation.resume(plan.folder, dataset=data.get(plan.settings), pool=pool, **how).fit(watcher)
-    dataset = data.get(plan.settings)
-    return Federation(out=plan.folder, dataset=dataset, pool=pool, **dict(plan.settings)).fit(watcher)
+    return Federation.on(data.get(plan.settings), plan.settings, pool=pool, out=plan.folder).fit(watcher)
 
 
 def _check_folder(plan: Plan) -> None:

@@ -22,7 +22,7 @@ from isofed.engine.exact import fits
 from isofed.engine.replica import Job, one_thread
 from isofed.engine.serial import Executor
 from isofed.engine.workers import Pool
-from isofed.engine.world import GIVEN, World
+from isofed.engine.world import GIVEN, World, check_given
 from isofed.errors import RunError
 from isofed.evaluation import Judge
 from isofed.layout import Layout, Policy, Tensors
@@ -67,7 +67,7 @@ class Federation:
 
     Args:
         out: the run folder to make.
-        dataset: data of your own, instead of those that ``data`` names.
+        dataset: data of your own; where ``data`` is given as well, it must name the same.
         pool: worker processes, or a cluster of Ray actors, to use when several runs share them.
         settings: everything else.
     """
@@ -85,10 +85,18 @@ class Federation:
         check_dataset(dataset)
         if dataset is not None and "data" not in settings:
             settings["data"] = f"{GIVEN}:{dataset.name}"
-        self._prepare(make_settings(settings), dataset, pool)
-        tracking.check(self.settings.track, out is not None)
-        made_with = environment(str(self.device), self.world.fingerprint) | {"files": self.settings.files()}
-        self.folder = RunFolder.create(out, self.settings.to_dict(), made_with) if out else None
+        checked = make_settings(settings)
+        check_given(checked, dataset)
+        self._begin(checked, dataset, pool, out)
+
+    @classmethod
+    def on(
+        cls, dataset: Dataset, settings: Settings, *, pool: Pool | Cluster | None = None, out: str | Path | None = None
+    ) -> Federation:
+        """The run of settings on data that the caller has loaded for them."""
+        run = cls.__new__(cls)
+        run._begin(settings, dataset, pool, out)
+        return run
 
     @classmethod
     def resume(
@@ -111,6 +119,14 @@ class Federation:
         check_files(folder, run.settings)
         check_data(folder, run.world, "go on")
         return run
+
+    def _begin(
+        self, settings: Settings, dataset: Dataset | None, pool: Pool | Cluster | None, out: str | Path | None
+    ) -> None:
+        self._prepare(settings, dataset, pool)
+        tracking.check(settings.track, out is not None)
+        made_with = environment(str(self.device), self.world.fingerprint) | {"files": settings.files()}
+        self.folder = RunFolder.create(out, settings.to_dict(), made_with) if out else None
 
     def _prepare(self, settings: Settings, dataset: Dataset | None, pool: Pool | Cluster | None) -> None:
         self.settings = settings

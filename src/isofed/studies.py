@@ -57,7 +57,7 @@ def compare(
         methods: each as in a run; one alone may stand without a list.
         seeds: 3 means three seeds from ``seed`` on; a list means those.
         out: the folder that keeps the runs and the table, and goes on with those that are there; none are kept without.
-        dataset: data of your own, instead of those that ``data`` names.
+        dataset: data of your own; where ``data`` is given as well, it must name the same.
         watcher: hears how far it is.
         settings: everything else, as in a run.
     """
@@ -137,7 +137,7 @@ def _points(grid: Any) -> dict[str, list[str]]:
 def _values(settings: Mapping[str, Any], dataset: Dataset | None) -> dict[str, Any]:
     check_dataset(dataset)
     given = {} if dataset is None else {"data": f"{GIVEN}:{dataset.name}"}
-    return {**settings, **given}
+    return {**given, **settings}
 
 
 @contextmanager

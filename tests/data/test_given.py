@@ -11,8 +11,8 @@ import torch
 from torch.utils.data import TensorDataset
 
 import isofed
-from isofed.config import settings
-from isofed.data import Dataset, Part
+from isofed.config import read_yaml, settings
+from isofed.data import Dataset, Part, load
 from isofed.errors import UserError
 
 PICTURES = np.arange(20 * 6 * 5 * 3, dtype=np.uint8).reshape(20, 6, 5, 3)
@@ -41,6 +41,23 @@ def test_the_outcome_does_not_depend_on_the_library(tmp_path: Path) -> None:
     one = isofed.Federation(dataset=build(), **words).fit()
     other = build(train=Part(torch.from_numpy(PICTURES), torch.from_numpy(LABELS)))
     assert one.loss == isofed.Federation(dataset=other, **words).fit().loss
+
+
+def test_a_name_beside_the_data_must_be_theirs(tmp_path: Path) -> None:
+    words: dict[str, Any] = {"partition": "iid", "clients": 2, "rounds": 1, "model": "mlp", "executor": "serial"}
+    name = "synthetic:samples=40,test=20"
+    said = f"data={name} and the data set 'mine' in dataset= are not the same: give one of them"
+    with pytest.raises(UserError, match=said):
+        isofed.Federation(dataset=build(), data=name, out=tmp_path / "both", **words)
+    with pytest.raises(UserError, match=said):
+        isofed.compare(["fedavg"], dataset=build(), data=name, out=tmp_path / "both", **words)
+    with pytest.raises(UserError, match=said):
+        isofed.tune("fedavg", {"data": [name]}, dataset=build(), out=tmp_path / "both", **words)
+    assert not (tmp_path / "both").exists()
+    isofed.Federation(dataset=load(name), data=name, out=tmp_path / "run", **words).fit()
+    assert isofed.Federation.resume(tmp_path / "run", rounds=2).fit().rounds == 2
+    isofed.compare(["fedavg"], dataset=load(name), data=name, out=tmp_path / "table", **words)
+    assert read_yaml(tmp_path / "table" / "fedavg" / "seed-0")["data"] == name
 
 
 @pytest.mark.parametrize(

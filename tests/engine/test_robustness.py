@@ -194,7 +194,8 @@ def test_a_domain_without_test_pictures_does_not_stop_the_run() -> None:
     data = Dataset.build("two", base.classes, base.train, base.test.subset(kept), domains=base.domains)
     assert isinstance(data.train, Part)
     for method in ("fedavg", "fedbn"):
-        run = small(dataset=data, method=method, model="cnn", partition="domain", clients=3, rounds=1)
+        shared = {"model": "cnn", "partition": "domain", "clients": 3, "rounds": 1}
+        run = small(dataset=data, data="given:two", method=method, **shared)
         assert 0 <= run.fit().accuracy <= 1
 
 

@@ -25,6 +25,15 @@ from isofed.models import Network, create, has_batch_norm
 GIVEN = "given"  # in the record of a run whose data set was handed over in Python
 
 
+def check_given(s: Settings, dataset: Dataset | None) -> None:
+    """Refuse settings that name other data than those that were handed over: the record would be of another run."""
+    if dataset is None or s.data.startswith(f"{GIVEN}:"):
+        return
+    if load(s.data, s.root).fingerprint != dataset.fingerprint:
+        given = f"the data set '{dataset.name}' in dataset="
+        raise UserError(f"data={s.data} and {given} are not the same: give one of them")
+
+
 @dataclass(frozen=True)
 class World:
     """A federation before its first round; the same in every process."""

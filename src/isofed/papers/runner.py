@@ -202,7 +202,7 @@ def _take_up(job: Job, jobs: Sequence[Job], dataset: Dataset, runs: Path) -> Fed
         base = _base(job, jobs)
         ended = base.folder(runs) if base else None
         if ended is None or not _branch(ended, folder, job):
-            return Federation(out=folder, dataset=dataset, **dict(s))
+            return Federation.on(dataset, s, out=folder)
     return Federation.resume(folder, dataset=dataset, **{k: getattr(s, k) for k in RESUMED})
 
 
