@@ -105,15 +105,16 @@ def test_one_pair_has_no_interval():
     assert paired_difference([0.5], [0.25]) == Difference(0.25, None, None, 1)
 
 
-def test_equal_differences_have_an_interval_of_no_width():
-    assert paired_difference([2, 3, 4], [1, 2, 3]) == Difference(1, 1, 1, 3)
+def test_equal_differences_have_no_interval():
+    assert paired_difference([2, 3, 4], [1, 2, 3]) == Difference(1, None, None, 3)
+    assert paired_difference([0.0, 0.0], [0.0, 0.0]) == Difference(0, None, None, 2)
 
 
 def test_differences_that_only_rounding_makes_differ_are_equal():
     a, b = [270 / 359, 271 / 359], [269 / 359, 270 / 359]
     assert a[0] - b[0] != a[1] - b[1]
     found = paired_difference(a, b)
-    assert found.low == found.high == found.mean == pytest.approx(1 / 359)
+    assert found.low is found.high is None and found.mean == pytest.approx(1 / 359)
     near = paired_difference([0.5 + 1e-12, 0.5], [0.25, 0.25])
     assert near.low is not None and near.high is not None and near.low < near.high
 

@@ -78,9 +78,10 @@ def test_one_seed_and_none_in_common_claim_nothing() -> None:
 
 def test_differences_without_any_spread_are_not_called_clear() -> None:
     rows = comparison(batch({"a": {0: 0.5, 1: 0.75}, "b": {0: 0.5, 1: 0.75}, "c": {0: 0.75, 1: 1.0}}), ["a", "b", "c"])
-    assert (rows[1].difference, rows[1].low, rows[1].high, rows[1].clear) == (0, 0, 0, False)
+    assert [row.difference for row in rows] == [None, 0, 0.25]
     # Two seeds that happen to differ by the same number of pictures are no proof.
-    assert rows[2].difference == rows[2].low == rows[2].high == 0.25 and not rows[2].clear
+    assert all(row.low is row.high is None and not row.clear for row in rows)
+    assert [row.no_spread for row in rows] == [False, True, True]
 
 
 def test_times_are_medians_of_rounds_relative_to_the_first_method() -> None:

@@ -188,10 +188,11 @@ def _print_comparison(
         some = f"; '{partly.to_target}' {enough}" if partly else ""
         after = f", before what {later} does after the last one" if later else ""
         to_target = f" 'To {100 * s.target:g} %' counts rounds{after}{some}."
+    none = ", and there is none where differences have no spread" if any(r.no_spread for r in rows) else ""
     console.print(
         f"\n{s.data}, {s.partition}, {many(s.rounds, 'round')}; {'' if s.final_test else 'on the validation part, '}"
         f"mean ± standard deviation over {over}. "
-        f"'Differ' is to {base}, in points, paired by seed; * marks an interval that excludes zero.{to_target} "
+        f"'Differ' is to {base}, in points, paired by seed; * marks an interval that excludes zero{none}.{to_target} "
         f"Time is that of a round relative to {base}'s, MB what all clients send and receive in a round.{spent}",
         highlight=False,
     )

@@ -14,7 +14,7 @@ _ROUNDING = 1e-14  # equal differences of numbers of the size of 1 differ by les
 
 @dataclass(frozen=True)
 class Difference:
-    """A mean difference over ``n`` pairs, and its confidence interval (None with one pair: no spread is known)."""
+    """A mean difference over ``n`` pairs, and its confidence interval (None where no spread is known)."""
 
     mean: float
     low: float | None
@@ -48,7 +48,9 @@ def mean_std(values: Sequence[float]) -> tuple[float, float | None]:
 def paired_difference(a: Sequence[float], b: Sequence[float], level: float = 0.95) -> Difference:
     """The mean of ``a - b`` over pairs, with its paired t interval at this confidence level.
 
-    Pair what shares its chance, such as two methods on the same seed: what the seeds have in common cancels.
+    Pair what shares its chance, such as two methods on the same seed: what the seeds have in common cancels. Equal
+    differences have no interval, as one pair has none: one of no width would claim that every other seed must differ
+    by the same, when accuracies are counts of pictures, and a few of them are easily equal.
 
     >>> paired_difference([3.0], [1.0])
     Difference(mean=2.0, low=None, high=None, n=1)
@@ -59,10 +61,8 @@ def paired_difference(a: Sequence[float], b: Sequence[float], level: float = 0.9
         raise UserError(f"a confidence level lies between 0 and 1, not at {level}")
     n = len(a)
     mean, std = mean_std([x - y for x, y in zip(a, b, strict=True)])
-    if std is None:
+    if std is None or std <= _ROUNDING * max(map(abs, (*a, *b))):
         return Difference(mean, None, None, n)
-    if std < _ROUNDING * max(map(abs, (*a, *b))):
-        std = 0.0  # such as of one test picture more in every pair
     half = student_t_quantile((1 + level) / 2, n - 1) * std / math.sqrt(n)
     return Difference(mean, mean - half, mean + half, n)
 

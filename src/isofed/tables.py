@@ -65,9 +65,12 @@ class Row:
     @property
     def clear(self) -> bool:
         """Whether the confidence interval of the difference excludes zero."""
-        if self.low is None or self.high is None or self.low == self.high:  # no spread is no certainty
-            return False
-        return self.low > 0 or self.high < 0
+        return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
+
+    @property
+    def no_spread(self) -> bool:
+        """Whether there are several seeds, and yet no interval."""
+        return self.seeds > 1 and self.difference is not None and self.low is None
 
 
 def comparison(batch: Batch, methods: Sequence[str], target: float | None = None, level: float = 0.95) -> list[Row]:

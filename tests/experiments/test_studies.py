@@ -92,6 +92,17 @@ def test_the_footnote_does_not_count_seeds_that_failed(capsys: pytest.CaptureFix
         assert said in " ".join(capsys.readouterr().out.split()) + " "
 
 
+def test_a_row_without_an_interval_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    from isofed.config import settings
+
+    shared: dict[str, Any] = {"seeds": 3, "accuracy": 0.5, "std": 0.1}
+    equal, other = Row("fedprox", difference=-0.003, **shared), Row("fednova", difference=0.1, low=0, high=1, **shared)
+    for row, said in ((equal, True), (other, False)):
+        commands._print_comparison(Console(width=200), [Row("fedavg", **shared), row], settings({}), 3)
+        out = " ".join(capsys.readouterr().out.split())
+        assert ("and there is none where differences have no spread." in out) == said
+
+
 @dataclasses.dataclass(frozen=True)
 class Pull(isofed.Method):
     """A pull of one's own."""

@@ -200,7 +200,7 @@ def _how_sure(found: Found, best: Row, others: Sequence[Row]) -> str:
 
 
 def _above(gap: Difference | None) -> bool:
-    return gap is not None and gap.low is not None and gap.low != gap.high and gap.low > 0
+    return gap is not None and gap.low is not None and gap.low > 0
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -51,7 +51,8 @@ def content(found: Found, splits: Sequence[Mapping[str, Any]] = (), live: bool =
 
 def _row(found: Found, data: str, row: Row) -> dict[str, Any]:
     runs = found.rows[row.method].values()
-    shown = asdict(row) | {"clear": row.clear, "runs": len(runs), "data": data, "to_target": row.to_target}
+    shown = asdict(row) | {"runs": len(runs), "data": data}
+    shown |= {"clear": row.clear, "no_spread": row.no_spread, "to_target": row.to_target}
     if all(run.on_cpu for run in runs):
         shown["peak_memory_megabytes"] = None  # the process with all its libraries, not the method
     return shown

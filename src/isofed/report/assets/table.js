@@ -108,6 +108,7 @@ function drawTable() {
     bests = new Set([...new Set(page.rows.map((r) => r.data))].map(bestOf));
   const base = page.several ? "the first method on the same data" : rows()[0],
     deltas = deltasOf(),
+    none = page.rows.some((r) => r.no_spread) ? ", and there is none where differences have no spread" : "",
     some = page.target ? page.rows.find((r) => r.reached && r.reached < r.seeds) : null;
   const focus = document.activeElement && document.activeElement.dataset.sort;
   const head = cols.map((column) => {
@@ -160,7 +161,7 @@ function drawTable() {
       { class: "note" },
       [
         rows().length > 1
-          ? `Accuracy is that of the final model: mean ± standard deviation over seeds. “Differ” is to ${base}, in points, paired by seed; * marks an interval that excludes zero. Time is that of a round relative to that of ${base}. MB is what all clients send and receive.`
+          ? `Accuracy is that of the final model: mean ± standard deviation over seeds. “Differ” is to ${base}, in points, paired by seed; * marks an interval that excludes zero${none}. Time is that of a round relative to that of ${base}. MB is what all clients send and receive.`
           : "Accuracy is that of the final model. MB is what all clients send and receive.",
         page.several ? "Accuracies on different data do not compare, so each data set has its own best." : "",
         some ? `“${some.to_target}” is: ${some.reached} of ${some.seeds} seeds reached it, and for the others ${some.rounds} rounds were not enough.` : "",
