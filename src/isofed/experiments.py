@@ -19,7 +19,7 @@ from isofed import spec
 from isofed.config import HOW, Settings, show
 from isofed.config import settings as make_settings
 from isofed.data import Dataset, load
-from isofed.engine.choose import available_cores, check_here, may_use_workers
+from isofed.engine.choose import available_cores, check_here, may_use_workers, steps_beside, worth_workers
 from isofed.engine.serial import failure
 from isofed.engine.workers import Pool
 from isofed.engine.world import World, check_given
@@ -211,15 +211,14 @@ def run_all(
     batch = Batch()
     for plan in plans:
         _check_folder(plan)
-    for s in _missing(plans):
-        check_here(s)
+    for plan in _missing(plans):
+        check_here(plan.settings)
     for s in {(p.settings.data, p.settings.root): p.settings for p in plans}.values():
         check_given(s, dataset)
     watcher.batch(plans)
     data = _Data(watcher, dataset)
     _check_data([*beside, *plans], data)
-    _check_rows(plans, data)
-    with _pool(plans) as pool:
+    with _pool(plans, _check_rows(plans, data)) as pool:
         for plan in plans:
             watcher.run(plan)
             try:
@@ -257,19 +256,23 @@ def _check_data(plans: Sequence[Plan], data: _Data) -> None:
                 check_data(folder, World.create(s, now), what)
 
 
-def _check_rows(plans: Sequence[Plan], data: _Data) -> None:
-    """A method that this network or these data do not suit is refused before any work."""
-    seen: set[str] = set()
-    for plan in plans:
-        if plan.row not in seen and not (plan.folder / CONFIG).exists():
-            unrecorded = plan.settings.model_copy(update={"track": "none"})
-            try:
-                Federation.on(data.get(plan.settings), unrecorded)
-            except UserError:
-                raise
-            except Exception:  # a mistake in code of the user's own is this row's alone
-                pass
-        seen.add(plan.row)
+def _check_rows(plans: Sequence[Plan], data: _Data) -> dict[str, float]:
+    """A method that this network or these data do not suit is refused before any work.
+
+    Gives about how many steps a run of each row takes that worker processes could take side by side.
+    """
+    steps: dict[str, float] = {}
+    for plan in _missing(plans):
+        if plan.row in steps:
+            continue
+        unrecorded = plan.settings.model_copy(update={"track": "none"})
+        try:
+            steps[plan.row] = steps_beside(Federation.on(data.get(plan.settings), unrecorded).world)
+        except UserError:
+            raise
+        except Exception:  # a mistake in code of the user's own is this row's alone
+            steps[plan.row] = 0.0
+    return steps
 
 
 def _failures(batch: Batch) -> Iterator[str]:
@@ -320,20 +323,25 @@ class _Data:
         return self._dataset
 
 
-def _missing(plans: Sequence[Plan]) -> list[Settings]:
-    """Of the runs that are still to be made."""
-    return [p.settings for p in plans if not (p.folder / RESULT).exists()]
+def _missing(plans: Sequence[Plan]) -> list[Plan]:
+    """The runs that are still to be made."""
+    return [p for p in plans if not (p.folder / RESULT).exists()]
 
 
 @contextmanager
-def _pool(plans: Sequence[Plan]) -> Iterator[Pool | Cluster | None]:
-    """One set of worker processes or actors for all runs that are still to be made, if any of them may use it."""
-    missing = _missing(plans)
+def _pool(plans: Sequence[Plan], steps: Mapping[str, float]) -> Iterator[Pool | Cluster | None]:
+    """One set of worker processes or actors for all runs that are still to be made, where they are worth it together.
+
+    ``steps`` are those of a run of each row.
+    """
+    missing = [p.settings for p in _missing(plans)]
+    able = [p for p in _missing(plans) if may_use_workers(p.settings)]
+    total = sum(steps[p.row] for p in able)
     if any(s.executor == "ray" for s in missing):
         from isofed.engine.ray_actors import Cluster
 
         shared: Pool | Cluster = Cluster(missing[0].actors, missing[0].device != "cpu")
-    elif any(may_use_workers(s) for s in missing):
+    elif any(worth_workers(p.settings, total) for p in able):
         shared = Pool(missing[0].workers or available_cores())
     else:
         yield None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ import pytest
 from rich.console import Console
 
 import isofed
-from isofed import commands
+from isofed import commands, experiments
 from isofed.data import load
+from isofed.engine import choose
+from isofed.engine.workers import Pool
 from isofed.experiments import plan_tuning
 from isofed.methods import Step
 from isofed.tables import Row
@@ -101,6 +104,28 @@ def test_a_row_without_an_interval_is_explained(capsys: pytest.CaptureFixture[st
         commands._print_comparison(Console(width=200), [Row("fedavg", **shared), row], settings({}), 3)
         out = " ".join(capsys.readouterr().out.split())
         assert ("and there is none where differences have no spread." in out) == said
+
+
+def test_workers_are_started_where_all_runs_together_are_worth_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1}, raising=False)
+    many, started = dict(SMALL, executor="auto"), []
+
+    class Counted(Pool):
+        def __init__(self, count: int) -> None:
+            started.append(count)
+            super().__init__(count)
+
+    monkeypatch.setattr(experiments, "Pool", Counted)
+    steps = 2 * 2 * 2  # two rounds of two clients with two batches each
+    monkeypatch.setattr(choose, "WORTH_WORKERS", 3 * steps)
+    short = isofed.compare(["fedavg", "fedprox", "central"], out=tmp_path / "runs", **many)
+    assert [by_seed[0].executor for by_seed in short.results.values()] == ["serial"] * 3 and not started
+    # Two runs of these six are there, and those on pooled data have one client at a time.
+    longer = isofed.compare(["fedavg", "fedprox", "central"], seeds=3, out=tmp_path / "runs", **many)
+    assert [r.executor for r in longer.results["fedavg"].values()] == ["serial", "workers:2", "workers:2"]
+    assert longer.results["central"][1].executor == "serial" and started == [2]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,7 +23,7 @@ from isofed.methods.compose import portable
 if TYPE_CHECKING:
     from isofed.engine.ray_actors import Cluster
 
-WORTH_WORKERS = 5000  # local steps in a run from which on starting worker processes pays
+WORTH_WORKERS = 5000  # local steps from which on starting worker processes pays
 
 
 @contextmanager
@@ -38,9 +38,7 @@ def executor_for(
     if kind == "auto" and device.type == "cuda":
         kind = "slots"
     elif kind == "auto":
-        steps = s.rounds * sum(steps_of(len(c), s) for c in world.clients) * s.participation
-        # Worker processes take seconds to start: not worth it for a small run, unless they are there already.
-        worth = isinstance(shared, Pool) or s.workers is not None or steps > WORTH_WORKERS
+        worth = isinstance(shared, Pool) or worth_workers(s, steps_beside(world))
         kind = "workers" if worth and len(world.clients) > 1 and may_use_workers(s) else "serial"
     if device.type == "cpu" and s.precision == "bf16" and not native_bf16():
         note("this processor has no bfloat16 arithmetic of its own: precision=bf16 may be slower than fp32 here")
@@ -79,6 +77,17 @@ def may_use_workers(s: Settings) -> bool:
     if s.executor != "auto":
         return s.executor == "workers"
     return s.device == "cpu" and (s.workers or available_cores()) > 1 and portable(s.method)
+
+
+def steps_beside(world: World) -> float:
+    """About how many local steps of a run could be taken side by side with others: those of a single client cannot."""
+    s = world.settings
+    return s.rounds * sum(steps_of(len(c), s) for c in world.clients) * s.participation * (len(world.clients) > 1)
+
+
+def worth_workers(s: Settings, steps: float) -> bool:
+    """Whether so many steps are worth worker processes, which take seconds to start, or these are asked for."""
+    return s.executor == "workers" or s.workers is not None or steps > WORTH_WORKERS
 
 
 def available_cores() -> int:
