@@ -24,10 +24,20 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from isofed.errors import UserError
+from isofed.errors import BadMethod, UserError
+from isofed.traces import place_here
 
 Tensors = dict[str, Tensor]
 ALIGN = 16  # float32 values in 64 bytes
+
+
+def copy_into(place: Tensor, value: object, what: str) -> None:
+    """Give a tensor the values of another one, or say that ``what`` it is cannot become that."""
+    if not isinstance(value, Tensor) or value.shape != place.shape:
+        given = list(value.shape) if isinstance(value, Tensor) else f"a {type(value).__name__}"
+        raise BadMethod(f"{what} is a tensor of shape {list(place.shape)}; it cannot become {given}{place_here()}")
+    if value is not place:
+        place.copy_(value.detach())
 
 
 class Policy(StrEnum):

@@ -87,6 +87,26 @@ def test_passes_that_are_replayed_as_part_of_a_piece_have_been_made(monkeypatch:
     assert_same(found, two_rounds(Serial(of, CPU), of))
 
 
+@dataclass(frozen=True)
+class Assigning(Method):
+    """Assigns what others change in place."""
+
+    def batch(self, step: Step) -> None:
+        step.lr = step.lr * 0.9
+
+    def gradient(self, step: Step) -> None:
+        step.grad = step.grad + 0.1 * (step.weights - step.start)
+
+
+def test_what_a_method_assigns_is_where_replays_look_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    of = world(2, method=[Assigning()], clients=4, data="synthetic:samples=160,test=20,size=4", model="mlp")
+    executor = Slots(of, CPU)
+    found = two_rounds(executor, of)
+    assert all(slot.graphs is not None and slot.graphs._made for slot in executor.slots)
+    monkeypatch.setattr(module, "Lane", Lane)
+    assert_same(found, two_rounds(Serial(of, CPU), of))
+
+
 def test_a_replay_repeats_operations_on_the_same_memory() -> None:
     a, b = torch.ones(3), torch.zeros(3)
     lane = Replaying(CPU)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from isofed.errors import BadMethod
+from isofed.layout import copy_into
 from isofed.traces import place_here
 
 
@@ -36,12 +37,7 @@ class ClientState(dict[str, Tensor]):
                 f"a method puts '{name}' into a client's state, which client_state does not declare{known}: "
                 f"what is remembered must be there from the start{place_here()}"
             )
-        if not isinstance(value, Tensor) or value.shape != own.shape:
-            what = list(value.shape) if isinstance(value, Tensor) else f"a {type(value).__name__}"
-            is_of = f"the client state '{name}' is a tensor of shape {list(own.shape)}"
-            raise BadMethod(f"{is_of}; it cannot become {what}{place_here()}")
-        if value is not own:
-            own.copy_(value.detach())
+        copy_into(own, value, f"the client state '{name}'")
 
     def update(self, *given: Any, **more: Tensor) -> None:
         for name, value in dict(*given, **more).items():

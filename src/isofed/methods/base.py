@@ -21,14 +21,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from isofed.errors import BadMethod
-from isofed.layout import Layout, Policy, Tensors
+from isofed.layout import Layout, Policy, Tensors, copy_into
 from isofed.models.base import Network, Output
 from isofed.models.slim import Cut
 from isofed.spec import check_ranges
@@ -36,8 +36,35 @@ from isofed.spec import check_ranges
 if TYPE_CHECKING:
     from isofed.config import Settings
 
+T = TypeVar("T")
 Draws = dict[str, np.ndarray]
 Normal = Callable[[str, bool], Tensor]  # see :func:`isofed.noise.normal_at`
+
+
+class _InPlace:
+    """An attribute whose tensor keeps its address, on which others rely: assigning to it copies into that tensor.
+
+    Reading it costs nothing more: without ``__get__``, Python looks into the object.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __set__(self, holder: Any, value: Any) -> None:
+        own = vars(holder).setdefault(self._name, value)
+        if own is not value:
+            copy_into(own, value, f"{type(holder).__name__.lower()}.{self._name}")
+
+
+def _in_place(*names: str) -> Callable[[type[T]], type[T]]:
+    """Let attributes of a class be changed in place alone, once they are there."""
+
+    def decorated(cls: type[T]) -> type[T]:
+        for name in names:
+            setattr(cls, name, _InPlace(name))
+        return cls
+
+    return decorated
 
 
 def _nothing_to_draw(purpose: str, system: bool) -> Tensor:
@@ -138,8 +165,12 @@ class Wider(Protocol):
         """A term of the rest, asked for once after each ``forward``."""
 
 
+@_in_place("weights", "start", "grad", "lr", "counter", "label_counts")
 class Step:
-    """One local step. The attributes up to ``plan`` keep their addresses for the life of a replica."""
+    """One local step. The attributes up to ``plan`` keep their addresses for the life of a replica.
+
+    So ``step.grad = step.grad + x`` copies into the vector that is there, and likewise for the other tensors.
+    """
 
     run: Run
     network: Network
