@@ -20,11 +20,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from isofed.errors import BadMethod, UserError
+from isofed.errors import BadMethod, UserError, unknown
 from isofed.traces import place_here
 
 Tensors = dict[str, Tensor]
@@ -38,6 +39,46 @@ def copy_into(place: Tensor, value: object, what: str) -> None:
         raise BadMethod(f"{what} is a tensor of shape {list(place.shape)}; it cannot become {given}{place_here()}")
     if value is not place:
         place.copy_(value.detach())
+
+
+class Places(dict[str, Tensor]):
+    """Named tensors that stay where they are, because others rely on it: assigning to a name copies into its tensor.
+
+    >>> weight = torch.zeros(2)
+    >>> places = Places({"weight": weight}, "tensor")
+    >>> places["weight"] = torch.ones(2)
+    >>> weight.tolist()
+    [1.0, 1.0]
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor], what: str) -> None:
+        super().__init__(tensors)
+        self._what = what  # each of them is called in a message
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name not in self:
+            raise BadMethod(f"{self._strange(name)}{place_here()}")
+        copy_into(self[name], value, f"the {self._what} '{name}'")
+
+    def _strange(self, name: str) -> str:
+        """What is said of a name that is not there."""
+        return str(unknown(self._what, name, self))
+
+    def update(self, *given: Any, **more: Tensor) -> None:
+        for name, value in dict(*given, **more).items():
+            self[name] = value
+
+    def setdefault(self, name: str, value: Any = None) -> Tensor:
+        if name not in self:
+            self[name] = value
+        return self[name]
+
+    def __reduce__(self) -> Any:
+        return dict, (dict(self),)  # copies are elsewhere, and nobody relies on them
+
+    def __ior__(self, other: Any) -> Self:  # type: ignore[override, misc]
+        self.update(other)
+        return self
 
 
 class Policy(StrEnum):
@@ -152,14 +193,14 @@ class Layout:
         part = part or slice(0, self.total)
         return {e.name: e.view(flat, part.start) for e in self.entries if part.start <= e.offset < part.stop}
 
-    def named(self, vector: Tensor) -> Tensors:
+    def named(self, vector: Tensor) -> Places:
         """The tensors inside a vector over the trained weights, over those of them that travel, or over everything.
 
         Which of the three it is, its length tells.
         """
         for part in (self.trained, self.shared_trained, slice(0, self.total)):
             if vector.dim() == 1 and len(vector) == part.stop - part.start:
-                return self.views(vector, part)
+                return Places(self.views(vector, part), "tensor")
         raise UserError(
             f"a tensor of the shape {list(vector.shape)} is no vector of this network: one of its trained weights has "
             f"{self.trained.stop} numbers, gaps between the tensors included; take run.zeros() and fill it by name"

@@ -54,4 +54,4 @@ class Questions:
         network = self.world.network().to(self.device).eval()
         self.layout.bind(network, model)
         rng = generator(self.world.settings.seed, f"finish/{name}")
-        return Final(self.layout.views(model), network, len(self.world.dataset.classes), rng)
+        return Final(self.layout.named(model), network, len(self.world.dataset.classes), rng)

@@ -91,6 +91,9 @@ def test_passes_that_are_replayed_as_part_of_a_piece_have_been_made(monkeypatch:
 class Assigning(Method):
     """Assigns what others change in place."""
 
+    def begin(self, visit: Visit) -> None:
+        visit.lr = visit.lr / (1 + visit.client)
+
     def batch(self, step: Step) -> None:
         step.lr = step.lr * 0.9
 

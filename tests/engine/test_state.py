@@ -63,7 +63,7 @@ def _longer(state: ClientState) -> None:
 
 
 def _number(state: ClientState) -> None:
-    state["a.x"] = 1.0  # type: ignore[assignment]
+    state["a.x"] = 1.0
 
 
 def _gone(state: ClientState) -> None:

@@ -141,6 +141,8 @@ class Replica:
         for layer in self._layers:  # whatever the last visit or evaluation has left; asking each layer would take long
             layer["training"] = True
         self.local.method.begin(visit)
+        if visit.lr != job.lr:
+            self.local.step.lr.fill_(visit.lr)
         self.local.lower_copies()
         if self.local.method.full_gradient:
             visit.full_gradient = self._full_gradient(self.world.clients[job.client])

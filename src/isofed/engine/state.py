@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from isofed.errors import BadMethod
-from isofed.layout import copy_into
+from isofed.layout import Places
 from isofed.traces import place_here
 
 
-class ClientState(dict[str, Tensor]):
+class ClientState(Places):
     """The tensors that methods declare in ``client_state``. Assigning to a name copies into its tensor.
 
     A captured step knows addresses only, so a tensor that took another's place would not be seen by it.
@@ -27,30 +27,15 @@ class ClientState(dict[str, Tensor]):
 
     def __init__(self, declared: Mapping[str, Tensor], device: torch.device) -> None:
         # A copy: what a method gives may be a tensor that it uses elsewhere.
-        super().__init__({name: value.detach().to(device, copy=True) for name, value in declared.items()})
+        copies = {name: value.detach().to(device, copy=True) for name, value in declared.items()}
+        super().__init__(copies, "client state")
 
-    def __setitem__(self, name: str, value: Tensor) -> None:
-        own = self.get(name)
-        if own is None:
-            known = f"; it declares {', '.join(self)}" if self else ""
-            raise BadMethod(
-                f"a method puts '{name}' into a client's state, which client_state does not declare{known}: "
-                f"what is remembered must be there from the start{place_here()}"
-            )
-        copy_into(own, value, f"the client state '{name}'")
-
-    def update(self, *given: Any, **more: Tensor) -> None:
-        for name, value in dict(*given, **more).items():
-            self[name] = value
-
-    def setdefault(self, name: str, value: Any = None) -> Tensor:
-        if name not in self:
-            self[name] = value
-        return self[name]
-
-    def __ior__(self, other: Any) -> ClientState:  # type: ignore[override, misc]
-        self.update(other)
-        return self
+    def _strange(self, name: str) -> str:
+        known = f"; it declares {', '.join(self)}" if self else ""
+        return (
+            f"a method puts '{name}' into a client's state, which client_state does not declare{known}: "
+            "what is remembered must be there from the start"
+        )
 
     def _stays(self, *_: Any) -> NoReturn:
         said = "a method takes a name out of a client's state; fill its tensor with zeros instead"

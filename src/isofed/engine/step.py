@@ -24,7 +24,7 @@ from isofed.errors import BadMethod
 from isofed.functional.kernels import one
 from isofed.functional.shorten import shorten
 from isofed.functional.sums import add_sum
-from isofed.layout import Entry, Layout, Tensors
+from isofed.layout import Entry, Layout, Places, Tensors
 from isofed.methods import Step
 from isofed.methods.given import no_pass
 from isofed.models import Network
@@ -91,7 +91,7 @@ class LocalStep:
         step.counter = torch.zeros(1, dtype=torch.int64, device=device)
         step.label_counts = torch.zeros(self.run.classes, dtype=torch.int64, device=device)
         step.state, step.sent, step.plan = ClientState(method.client_state(self.run), device), {}, {}
-        self.copies = {name: self.flat.clone() for name in method.copies}
+        self.copies = Places({name: self.flat.clone() for name in method.copies}, "frozen copy")
         step.copies = {name: self._frozen(world.network(), layout, flat) for name, flat in self.copies.items()}
         self.loss = torch.zeros((), device=device)  # summed over the samples of a visit
         # Made here and not while a step is captured, to which it would belong; and not for somebody's own losses, which

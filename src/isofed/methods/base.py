@@ -32,6 +32,7 @@ from isofed.layout import Layout, Policy, Tensors, copy_into
 from isofed.models.base import Network, Output
 from isofed.models.slim import Cut
 from isofed.spec import check_ranges
+from isofed.traces import place_here
 
 if TYPE_CHECKING:
     from isofed.config import Settings
@@ -42,7 +43,7 @@ Normal = Callable[[str, bool], Tensor]  # see :func:`isofed.noise.normal_at`
 
 
 class _InPlace:
-    """An attribute whose tensor keeps its address, on which others rely: assigning to it copies into that tensor.
+    """An attribute that stays the same object, on which others rely: assigning a tensor to it copies the values.
 
     Reading it costs nothing more: without ``__get__``, Python looks into the object.
     """
@@ -52,8 +53,12 @@ class _InPlace:
 
     def __set__(self, holder: Any, value: Any) -> None:
         own = vars(holder).setdefault(self._name, value)
-        if own is not value:
-            copy_into(own, value, f"{type(holder).__name__.lower()}.{self._name}")
+        if own is value:
+            return
+        what = f"{type(holder).__name__.lower()}.{self._name}"
+        if not isinstance(own, Tensor):
+            raise BadMethod(f"{what} cannot be replaced, only what is in it can be changed{place_here()}")
+        copy_into(own, value, what)
 
 
 def _in_place(*names: str) -> Callable[[type[T]], type[T]]:
@@ -106,6 +111,7 @@ class Run:
         return torch.zeros(part.stop - part.start, dtype=dtype, device=self.device)
 
 
+@_in_place("network", "label_counts", "model", "weights", "start", "state", "sent", "copies")
 @dataclass
 class Visit:
     """One client's stay in a round. After training, ``update`` is what the client will send."""
@@ -116,7 +122,7 @@ class Visit:
     client: int
     samples: int
     fraction: float  # this client's share in the whole population, by the run's weighting; sums to 1 over clients
-    lr: float
+    lr: float  # may be changed before the first step
     sizes: tuple[int, ...]  # the batch size of each step to come
     label_counts: Tensor  # int64 [classes], the client's training labels
     model: Tensor  # the whole model as it is now, statistics and fixed tensors included
@@ -125,7 +131,7 @@ class Visit:
     start: Tensor  # trained weights as received
     state: Tensors  # the client's own, kept until its next visit; assigning to a name copies into its tensor
     sent: Tensors  # what the server sent besides the weights
-    copies: dict[str, Tensor]  # the frozen copies a method asked for, each laid out like ``model``
+    copies: Tensors  # the frozen copies a method asked for, each laid out like ``model``
     batches: Callable[[int], Iterator[tuple[Tensor, Tensor]]]  # inputs and labels without augmentation
     tests: Callable[[int], Iterator[tuple[Tensor, Tensor]]]  # of the test part, its domain's if it has one
     normal: Normal = _nothing_to_draw  # standard normal numbers for what leaves, one for each shared trained weight
@@ -265,11 +271,12 @@ class Round:
     named: Callable[[Tensor], Tensors] = _nothing_named  # the tensors inside such a vector by name; views of it
 
 
+@_in_place("weights", "network")
 @dataclass
 class Final:
     """What the server has in hand after the last round, while the clients' answers become the final model."""
 
-    weights: Tensors  # the global model's, by name, to be changed in place
+    weights: Tensors  # the global model's, by name, to be changed in place or by key
     network: Network  # with these weights, in eval mode
     classes: int
     rng: np.random.Generator
@@ -396,4 +403,4 @@ class Method:
         return {}
 
     def finish(self, exchange: str, total: Tensors, final: Final) -> None:
-        """What the server makes of the summed answers: change ``final.weights`` in place, fill ``final.report``."""
+        """What the server makes of the summed answers: change ``final.weights``, fill ``final.report``."""
