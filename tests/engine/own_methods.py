@@ -185,6 +185,21 @@ class Near(Method):
 
 
 @dataclass(frozen=True)
+class Teacher(Method):
+    """Keeps the logits close to those of a frozen copy, which it fills or leaves as it is."""
+
+    fill: bool = False
+    copies: ClassVar[tuple[str, ...]] = ("teacher",)
+
+    def begin(self, visit: Visit) -> None:
+        if self.fill:
+            visit.copies["teacher"].copy_(visit.model)
+
+    def loss(self, step: Step) -> Tensor:
+        return (step.logits - step.copies["teacher"](step.inputs).logits).square().mean()
+
+
+@dataclass(frozen=True)
 class Place(Method):
     """Gives the head one of the policies."""
 

@@ -140,6 +140,13 @@ def test_frozen_copies(model: str, executor: str, two_workers: Pool) -> None:
     assert distance(found, small(model=model, rounds=3, participation=0.75).fit().weights) > 1e-4
 
 
+def test_a_copy_that_is_not_filled_is_the_model_as_received_whoever_was_there_before() -> None:
+    left, filled = own("Teacher", rounds=2), own("Teacher:fill=true", rounds=2)
+    found = left.fit().weights
+    assert distance(found, filled.fit().weights) == 0
+    assert distance(found, small().fit().weights) > 0
+
+
 def test_soft_labels_and_planned_draws() -> None:
     run = own("Mix", rounds=1, clients=1, partition="iid")
     found = run.fit().weights

@@ -140,6 +140,9 @@ class Replica:
             self.local.network.train()
         for layer in self._layers:  # whatever the last visit or evaluation has left; asking each layer would take long
             layer["training"] = True
+        if not self.local.method.ours:  # which fill their copies; of somebody's own, one may be left to what was sent
+            for copy in self.local.copies.values():
+                copy.copy_(self.flat)
         self.local.method.begin(visit)
         if visit.lr != job.lr:
             self.local.step.lr.fill_(visit.lr)
