@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from isofed import Method
@@ -185,6 +185,30 @@ def test_objects_are_checked_like_files(method: Any, said: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        ({"exchanges": "abc"}, "'facts' has exchanges = 'abc', which is one text: write exchanges = ('abc',)"),
+        ({"copies": "teacher"}, "'facts' has copies = 'teacher', which is one text: write copies = ('teacher',)"),
+        ({"needs": "features"}, "which is one text: write needs = ('features',)"),
+        ({"owns": "head"}, "which is one text: write owns = frozenset({'head'})"),
+        ({"host": (3,)}, "host of 'facts' must be a tuple of texts, not (3,)"),
+        ({"extras": None}, "extras of 'facts' must be a tuple of texts, not None"),
+        ({"guards": frozenset({"extra"})}, "no place that 'facts' could have in `guards` called 'extra': did you mean"),
+        ({"answer": lambda self, exchange, visit: {}}, "'facts' writes answer() but asks no question; add ex"),
+        ({"finish": lambda self, exchange, total, final: None}, "'facts' writes finish() but asks no question; add ex"),
+    ],
+)
+def test_facts_about_a_class_that_would_quietly_mean_something_else_are_refused(
+    facts: dict[str, Any], said: str
+) -> None:
+    body = {"gradient": lambda self, step: None, **facts}
+    made: type[Method] = dataclass(frozen=True)(type("Facts", (Method,), body))
+    with pytest.raises(UserError) as caught:
+        small(method=made())
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("place", "changed"),
     [
         ("begin", "visit.state"),
@@ -203,6 +227,40 @@ def test_what_is_given_back_where_nobody_takes_it_is_refused(place: str, changed
         said
         == f"{place}() of 'returns' returns a Tensor, which goes nowhere: change {changed} instead, and return nothing"
     )
+
+
+@dataclass(frozen=True)
+class Builds(Method):
+    """Does with the network what the test says."""
+
+    how: Callable[[Network], Any] = field(default=lambda network: None)
+
+    def build(self, network: Network, classes: int, rng: np.random.Generator) -> Any:
+        return self.how(network)
+
+
+def test_what_build_gives_back_is_refused_before_any_work() -> None:
+    with pytest.raises(BadMethod) as caught:
+        small(method=Builds(lambda network: network))
+    said = "build() of 'builds' returns a Network, which goes nowhere: change the network instead, and return nothing"
+    assert str(caught.value) == said
+
+
+@pytest.mark.parametrize(
+    ("head", "said"),
+    [
+        (nn.Linear(64, 7), "gives 7 outputs for a picture, and there are 4 classes"),
+        (nn.Linear(63, 4), "fails on a picture of the shape (1, 8, 8): RuntimeError: "),
+    ],
+)
+def test_a_network_is_looked_at_again_when_it_was_built_on(head: nn.Module, said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        small(method=["fedprox", Builds(lambda network: setattr(network, "head", head))])
+    assert f"the network after build() of 'builds' {said}" in str(caught.value)
+
+
+def test_who_owns_the_head_may_replace_what_another_built() -> None:
+    small(method=["spherefed", Builds(lambda network: setattr(network, "head", nn.Linear(64, 7)))], rounds=1).fit()
 
 
 @dataclass(frozen=True)

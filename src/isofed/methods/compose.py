@@ -15,6 +15,7 @@ from isofed.errors import UserError, unknown
 from isofed.layout import Policy, Tensors
 from isofed.methods.base import Draws, Method, Round, Run, Step, Visit
 from isofed.methods.given import (
+    check_facts,
     check_gradient,
     check_plan,
     check_round,
@@ -23,9 +24,10 @@ from isofed.methods.given import (
     check_term,
     goes_nowhere,
 )
-from isofed.methods.guard import check_extras, check_parts, check_statistics
+from isofed.methods.guard import GUARDED, check_extras, check_parts, check_statistics
 from isofed.methods.needs import check_need
 from isofed.methods.registry import check_class, find, is_ours, name_of, names
+from isofed.models.adapter import check_outputs
 from isofed.models.base import Network
 from isofed.plugins import is_file_reference, shorten
 
@@ -86,6 +88,9 @@ class Composition:
 
     @staticmethod
     def _check(parts: tuple[tuple[str, Method], ...]) -> None:
+        for name, method in parts:
+            check_facts(name, method)
+            _check_places(name, method)
         for place, what in PLACES_OWNED.items():
             owners = [(name, m) for name, m in parts if place in m.owns]
             if len(owners) > 1:
@@ -93,8 +98,6 @@ class Composition:
                 raise UserError(
                     f"'{owners[0][0]}' and '{owners[1][0]}' both decide {what}; use one of them{''.join(hints)}"
                 )
-        for name, method in parts:
-            _check_places(name, method)
         asked = [question for _, m in parts for question in m.exchanges]
         for question in asked:
             if asked.count(question) > 1:
@@ -128,7 +131,11 @@ class Composition:
             for need in method.needs:
                 check_need(name, need, network)
         for hook in self._build:
-            hook(network, classes, rng)
+            if (back := hook(network, classes, rng)) is not None:
+                raise goes_nowhere(f"build() of '{self._name(hook)}'", back, "the network")
+        own = [f"'{self._name(hook)}'" for hook in self._build if not is_ours(type(hook.__self__))]
+        if own and network.shape is not None:
+            check_outputs(f"the network after build() of {' and '.join(own)}", network, network.shape, classes)
 
     def share(self, network: Network) -> dict[str, Policy]:
         policies: dict[str, Policy] = {}
@@ -306,13 +313,22 @@ class Composition:
 
 
 def _check_places(name: str, method: Method) -> None:
-    """An owner must own something that exists, and what only owners are asked for must have its owner."""
-    for place in method.owns:
-        if place not in PLACES_OWNED:
-            raise unknown(f"place that '{name}' could have in `owns` called", place, PLACES_OWNED)
+    """What a method names must exist, and a hook that is only called for who owns or asks something must have that."""
+    for fact, known in (("owns", PLACES_OWNED), ("guards", GUARDED)):
+        for place in getattr(method, fact):
+            if place not in known:
+                raise unknown(f"place that '{name}' could have in `{fact}` called", place, known)
+
+    def writes(hook: str) -> bool:
+        return getattr(type(method), hook) is not getattr(Method, hook)
+
     for hook in ("base", "combine"):
-        if getattr(type(method), hook) is not getattr(Method, hook) and hook not in method.owns:
+        if writes(hook) and hook not in method.owns:
             raise UserError(f"'{name}' writes {hook}() but does not own it; add owns = frozenset({{'{hook}'}})")
+    for hook in ("answer", "finish"):
+        if writes(hook) and type(method).exchanges is Method.exchanges:
+            question = name_of(type(method))
+            raise UserError(f"'{name}' writes {hook}() but asks no question; add exchanges = ('{question}',)")
 
 
 def parse(given: Any) -> Composition:

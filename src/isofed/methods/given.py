@@ -11,7 +11,23 @@ from torch import Tensor
 from isofed.errors import BadMethod, UserError
 
 if TYPE_CHECKING:
-    from isofed.methods.base import Round, Step, Visit
+    from isofed.methods.base import Method, Round, Step, Visit
+
+
+_FACTS: dict[str, type[tuple[str, ...]] | type[frozenset[str]]] = {
+    **dict.fromkeys(("needs", "copies", "host", "exchanges", "extras"), tuple),
+    **dict.fromkeys(("owns", "guards"), frozenset),
+}
+
+
+def check_facts(name: str, method: Method) -> None:
+    """Refuse a text where a class lists texts, whose letters would be taken for them: a comma was forgotten."""
+    for fact, kind in _FACTS.items():
+        given = getattr(method, fact)
+        if isinstance(given, str):
+            raise UserError(f"'{name}' has {fact} = {given!r}, which is one text: write {fact} = {kind([given])!r}")
+        if not isinstance(given, (tuple, list, set, frozenset)) or not all(isinstance(one, str) for one in given):
+            raise UserError(f"{fact} of '{name}' must be a {kind.__name__} of texts, not {given!r}")
 
 
 def check_term(what: str, term: Any) -> None:

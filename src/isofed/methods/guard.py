@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from isofed.methods.base import Method, Visit
 
 Parts = Iterable[tuple[str, "Method"]]
+GUARDED = ("extras", "answers", "statistics", "losses")
 
 
 def check_parts(parts: Parts) -> None:

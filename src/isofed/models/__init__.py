@@ -160,7 +160,7 @@ def create(
     if not isinstance(network, Network):
         raise UserError(f"model '{said}' gave a {type(network).__name__}; {_how_to_wrap(network)}")
     if own:
-        check_outputs(said, network, shape, classes)
+        check_outputs(f"model '{said}'", network, shape, classes)
     network.shape = shape
     return network
 

@@ -104,7 +104,7 @@ def check_outputs(said: str, network: Network, shape: tuple[int, int, int], clas
     if not isinstance(logits, Tensor) or logits.shape != (2, classes):
         given = "x".join(map(str, logits.shape[1:])) if isinstance(logits, Tensor) else "no"
         raise UserError(
-            f"model '{said}' gives {given} outputs for a picture, and there are {classes} classes: "
+            f"{said} gives {given} outputs for a picture, and there are {classes} classes: "
             f"give its last layer as many outputs as the function is told in `classes`"
         )
     if isinstance(network, _Adapted) and network.whole is not None:
@@ -114,7 +114,7 @@ def check_outputs(said: str, network: Network, shape: tuple[int, int, int], clas
         same = isinstance(before, Tensor) and before.shape == logits.shape
         if not same or not torch.allclose(before, logits, rtol=1e-4, atol=near):
             raise UserError(
-                f"model '{said}' does something after the layer '{whole.name}', which adapt would not: the named layer "
+                f"{said} does something after the layer '{whole.name}', which adapt would not: the named layer "
                 "must give the logits; leave a softmax out, and put a scaling before that layer"
             )
 
@@ -129,7 +129,7 @@ def _seen(said: str, network: nn.Module, forward: Callable[[Tensor], Any], shape
             network.eval()
             return forward(pictures)
     except Exception as error:
-        said = f"model '{said}' fails on a picture of the shape {shape}: {type(error).__name__}: {error}"
-        raise UserError(said + place_of(error)) from error
+        why = f"{said} fails on a picture of the shape {shape}: {type(error).__name__}: {error}"
+        raise UserError(why + place_of(error)) from error
     finally:
         network.train(training)
