@@ -336,11 +336,12 @@ class Federation:
 
     def _judged(self, state: State) -> Tensor:
         """The weights that are evaluated and kept as the model, in the order of the layout."""
-        own = self.settings.method.evaluated(state.server)
+        part = self.layout.shared_trained
+        own = self.settings.method.evaluated(state.server, state.weights[part].shape)
         if own is None:
             return state.weights
         judged = state.weights.clone()
-        judged[self.layout.shared_trained] = own.float()
+        judged[part] = own.float()
         return judged
 
     def _reached(self) -> bool:

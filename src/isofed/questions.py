@@ -45,7 +45,7 @@ class Questions:
         model = model.clone()
         final = self._final(name, model)
         with one_thread(self.device):  # two could change the last bit of what is trained here
-            method.finish(name, total, final)
+            s.method.finish(name, total, final)
         down = 4 * self.layout.count(Policy.SHARED) * len(jobs)
         return model, {"exchange": name, "bytes_up": size, "bytes_down": down, **final.report}
 

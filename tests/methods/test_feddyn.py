@@ -92,10 +92,10 @@ def test_the_weights_that_are_sent_can_be_judged() -> None:
 def test_before_any_client_has_answered_the_first_weights_are_judged() -> None:
     # As after a round that was skipped because too few sites answered.
     run = small(method="feddyn")
-    assert run.settings.method.evaluated(run.state.server) is None
+    assert run._judged(run.state) is run.state.weights
     run.fit()
-    judged = run.settings.method.evaluated(run.state.server)
-    assert judged is not None and torch.equal(judged, run.state.server["feddyn.mean"])
+    judged = run._judged(run.state)[run.layout.shared_trained]
+    assert torch.equal(judged, run.state.server["feddyn.mean"].float())
 
 
 def test_gradient_is_that_of_the_stated_loss() -> None:

@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from isofed import Method
 from isofed.engine.slots import Slots
+from isofed.engine.workers import Pool
 from isofed.engine.world import World
 from isofed.errors import BadMethod, UserError
 from isofed.federation import Federation
@@ -22,6 +23,9 @@ from isofed.functional.precision import nothing
 from isofed.layout import Policy
 from isofed.methods import Round, Step, Visit
 from isofed.models import Network
+from isofed.plugins import shorten
+from tests.engine.own import BOTH, own
+from tests.engine.own_methods import HERE
 from tests.engine.plain import distance, small
 
 
@@ -350,3 +354,68 @@ def _new_state(round: Round) -> None:
 )
 def test_the_server_keeps_its_update_and_its_names(does: Callable[[Round], None], said: str) -> None:
     assert re.search(said, said_by(Server(does)))
+
+
+@dataclass(frozen=True)
+class Combines(Method):
+    """Combines updates as the test says."""
+
+    how: Callable[[Tensor], Any] = field(default=lambda updates: updates.mean(0))
+    owns = frozenset({"combine"})
+
+    def combine(self, updates: Tensor, weights: Tensor) -> Tensor:
+        return self.how(updates)
+
+
+@dataclass(frozen=True)
+class Receives(Method):
+    """Receives and judges as the test says."""
+
+    update: Callable[[Tensor], Any] = field(default=lambda update: update)
+    judged: Any = None
+
+    def receive(self, update: Tensor, bound: float | None) -> Tensor:
+        return self.update(update)
+
+    def evaluated(self, server: Any) -> Any:
+        return self.judged
+
+
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        (Combines(lambda updates: updates), r"combine\(\) of 'combines' must return \[\d+\] numbers, not \[4, \d+\]"),
+        (Combines(lambda updates: None), r"combine\(\) of 'combines' must return \[\d+\] numbers, not None"),
+        (Receives(lambda update: None), r"receive\(\) of 'receives' must return \[\d+\] numbers, not None"),
+        (Receives(lambda update: update[1:]), r"receive\(\) of 'receives' must return \[\d+\] numbers, not \[\d+\]"),
+        (Receives(judged=torch.zeros(3)), r"evaluated\(\) of 'receives' must return \[\d+\] numbers, not \[3\]"),
+    ],
+)
+def test_what_the_server_makes_of_updates_keeps_its_form(method: Method, said: str) -> None:
+    assert re.fullmatch(said, said_by(method))
+
+
+def test_policies_are_given_by_name() -> None:
+    made: type[Method] = dataclass(frozen=True)(type("Shares", (Method,), {"share": lambda self, network: None}))
+    with pytest.raises(UserError) as caught:
+        small(method=made())
+    said = "share() of 'shares' must return a dict of policies by name, not None; without any an empty one"
+    assert str(caught.value) == said
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("Answers:answer=none", "what answer() of '{}' returns must be a dict of named tensors, not None"),
+        ("Answers:answer=number", "what answer() of '{}' returns must hold tensors, and 'n' is a float: write torch.t"),
+        (
+            "Answers:finish=true",
+            "finish() of '{}' returns a Places, which goes nowhere: change final.weights instead, and return nothing",
+        ),
+    ],
+)
+@BOTH
+def test_so_do_answers_and_what_is_made_of_them(name: str, said: str, executor: str, two_workers: Pool) -> None:
+    with pytest.raises(BadMethod) as caught:
+        own(name, two_workers, executor, rounds=1).fit()
+    assert str(caught.value).startswith(said.format(shorten(f"{HERE}:Answers")))

@@ -344,11 +344,10 @@ class Replica:
 
     def answer(self, exchange: str, job: Job, weights: Tensor, sent: Tensors, state: Tensors | None) -> Tensors:
         """One client's answer to a question after the last round, with the global model in eval mode."""
-        method = next(m for name, m in self.local.method.exchanges if name == exchange)
         with one_thread(self.device), self.seeded(job):
             visit = self._arrive(job, weights, sent, state)
             self.local.network.eval()
-            return {k: v.double().clone() for k, v in method.answer(exchange, visit).items()}
+            return {k: v.double().clone() for k, v in self.local.method.answer(exchange, visit).items()}
 
 
 def all_pictures(world: World, device: torch.device) -> dict[str, Pictures]:

@@ -77,6 +77,8 @@ class Serial:
         for job in jobs:
             try:
                 yield self.replica.answer(exchange, job, weights, sent, states(job.client))
+            except BadMethod:
+                raise
             except Exception as error:
                 raise RunError(f"client {job.client} has no answer to '{exchange}': it {failure(error)}") from error
 

@@ -141,6 +141,8 @@ class Slots:
             try:
                 with self._first() as replica:
                     answer = replica.answer(exchange, job, weights, sent, states(job.client))
+            except BadMethod:
+                raise
             except Exception as error:
                 raise RunError(f"client {job.client} has no answer to '{exchange}': it {failure(error)}") from error
             yield answer

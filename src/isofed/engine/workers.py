@@ -218,8 +218,7 @@ class Workers:
                 reply = process.receive()
             except WorkerDied as error:
                 return Outcome(job.client, problem=str(error))
-            if "bad method" in reply:
-                raise BadMethod(reply["bad method"]) from Elsewhere.of(reply["trace"])
+            _stop_at_bad_method(reply)
             if "error" in reply:
                 return Outcome(job.client, problem=reply["error"], trace=reply["trace"])
             return _outcome(job.client, reply, process.inbox)
@@ -276,6 +275,7 @@ class Workers:
             reply = process.receive()
         except WorkerDied as error:
             raise RunError(f"{what} was lost: {error}") from None
+        _stop_at_bad_method(reply)
         if "error" in reply:
             raise RunError(f"{what} {reply['error']}") from Elsewhere.of(reply["trace"])
         return reply
@@ -364,6 +364,12 @@ def _set_up(world: World, pool: Pool) -> dict[str, Any]:
 
 def _request(kind: str, shared: Any, process: _Process, state: Tensors | None, **more: Any) -> dict[str, Any]:
     return {"do": kind, "shared": shared, "state": process.outbox.post(state) if state else None, **more}
+
+
+def _stop_at_bad_method(reply: dict[str, Any]) -> None:
+    """A rule that a method breaks in a worker ends the run, as it does here."""
+    if "bad method" in reply:
+        raise BadMethod(reply["bad method"]) from Elsewhere.of(reply["trace"])
 
 
 def _outcome(client: int, reply: dict[str, Any], inbox: Inbox) -> Outcome:

@@ -7,21 +7,24 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from isofed import spec
-from isofed.errors import UserError, unknown
+from isofed.errors import BadMethod, UserError, unknown
 from isofed.layout import Policy, Tensors
-from isofed.methods.base import Draws, Method, Round, Run, Step, Visit
+from isofed.methods.base import Draws, Final, Method, Round, Run, Step, Visit
 from isofed.methods.given import (
     check_facts,
     check_gradient,
     check_plan,
+    check_policies,
     check_round,
     check_sent,
     check_tensors,
     check_term,
+    check_vector,
     goes_nowhere,
 )
 from isofed.methods.guard import GUARDED, check_extras, check_parts, check_statistics
@@ -140,7 +143,9 @@ class Composition:
     def share(self, network: Network) -> dict[str, Policy]:
         policies: dict[str, Policy] = {}
         for hook in self._share:
-            for name, policy in hook(network).items():
+            given = hook(network)
+            check_policies(f"share() of '{self._name(hook)}'", given)
+            for name, policy in given.items():
                 if policies.get(name, policy) != policy:
                     they = f"two parts of '{self.shown()}'"
                     raise UserError(f"{they} disagree about the tensor '{name}': {policies[name]} and {policy}")
@@ -295,11 +300,16 @@ class Composition:
 
     def receive(self, update: Tensor) -> Tensor:
         for hook in self._receive:
-            update = hook(update, self.bound)
+            counts = hook(update, self.bound)
+            check_vector(f"receive() of '{self._name(hook)}' must return", counts, update.shape)
+            update = counts
         return update
 
     def combine(self, updates: Tensor, weights: Tensor) -> Tensor:
-        return self.owners["combine"].combine(updates, weights)
+        hook = self.owners["combine"].combine
+        made = hook(updates, weights)
+        check_vector(f"combine() of '{self._name(hook)}' must return", made, updates.shape[1:])
+        return made
 
     def aggregate(self, round: Round) -> None:
         size, declared = round.update.shape, set(round.server)
@@ -307,9 +317,24 @@ class Composition:
             self._act([hook], round, "round.update")
             check_round(f"aggregate() of '{self._name(hook)}'", round, size, declared)
 
-    def evaluated(self, server: Tensors) -> Tensor | None:
-        judged = [w for w in (hook(server) for hook in self._evaluated) if w is not None]
-        return judged[-1] if judged else None
+    def evaluated(self, server: Tensors, size: torch.Size) -> Tensor | None:
+        judged = None
+        for hook in self._evaluated:
+            if (weights := hook(server)) is not None:
+                check_vector(f"evaluated() of '{self._name(hook)}' must return", weights, size)
+                judged = weights
+        return judged
+
+    def answer(self, exchange: str, visit: Visit) -> Tensors:
+        hook = dict(self.exchanges)[exchange].answer
+        given = hook(exchange, visit)
+        check_tensors(f"what answer() of '{self._name(hook)}' returns", given, BadMethod)
+        return given
+
+    def finish(self, exchange: str, total: Tensors, final: Final) -> None:
+        hook = dict(self.exchanges)[exchange].finish
+        if (back := hook(exchange, total, final)) is not None:
+            raise goes_nowhere(f"finish() of '{self._name(hook)}'", back, "final.weights")
 
 
 def _check_places(name: str, method: Method) -> None:

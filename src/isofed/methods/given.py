@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from isofed.errors import BadMethod, UserError
+from isofed.errors import BadMethod, IsofedError, UserError
 
 if TYPE_CHECKING:
     from isofed.methods.base import Method, Round, Step, Visit
@@ -86,24 +86,35 @@ def check_plan(what: str, given: Any, steps: int) -> None:
             raise BadMethod(f"{what} must return a row for each of the visit's {steps} steps, and '{name}' {size}")
 
 
+def check_vector(what: str, given: Any, size: torch.Size, where: str = "") -> None:
+    """Refuse a vector of another size; ``what`` says who must do what with it."""
+    if not isinstance(given, Tensor) or given.shape != size:
+        found = list(given.shape) if isinstance(given, Tensor) else _kind(given)
+        raise BadMethod(f"{what} {list(size)} numbers{where}, not {found}")
+
+
+def check_policies(what: str, given: Any) -> None:
+    """Refuse what is not a dict of policies; each of them is looked at where the tensors are known."""
+    if not isinstance(given, dict):
+        raise UserError(f"{what} must return a dict of policies by name, not {_kind(given)}; without any an empty one")
+
+
 def check_round(what: str, round: Round, size: torch.Size, declared: set[str]) -> None:
     """Refuse an update of another size, and a state of the server that will not be there in the next round."""
-    if not isinstance(round.update, Tensor) or round.update.shape != size:
-        given = list(round.update.shape) if isinstance(round.update, Tensor) else _kind(round.update)
-        raise BadMethod(f"{what} must leave {list(size)} numbers in round.update, not {given}")
+    check_vector(f"{what} must leave", round.update, size, " in round.update")
     if strange := sorted(round.server.keys() ^ declared):
         raise BadMethod(f"{what} changes which names round.server has: '{strange[0]}' belongs into server_state()")
 
 
-def check_tensors(what: str, given: Any) -> None:
+def check_tensors(what: str, given: Any, error: type[IsofedError] = UserError) -> None:
     """Refuse what is not a dict of named tensors."""
     if not isinstance(given, dict):
-        raise UserError(f"{what} must be a dict of named tensors, not {_kind(given)}")
+        raise error(f"{what} must be a dict of named tensors, not {_kind(given)}")
     for name, value in given.items():
         if not isinstance(name, str) or name.startswith("isofed."):
-            raise UserError(f"{what} has a name {name!r}; use a text that begins with the method's name and a dot")
+            raise error(f"{what} has a name {name!r}; use a text that begins with the method's name and a dot")
         if not isinstance(value, Tensor):
-            raise UserError(f"{what} must hold tensors, and '{name}' is {_kind(value)}: write torch.tensor(...)")
+            raise error(f"{what} must hold tensors, and '{name}' is {_kind(value)}: write torch.tensor(...)")
 
 
 def _kind(thing: Any) -> str:
