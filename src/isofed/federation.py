@@ -25,7 +25,7 @@ from isofed.engine.workers import Pool
 from isofed.engine.world import GIVEN, World, check_given
 from isofed.errors import RunError
 from isofed.evaluation import Judge
-from isofed.layout import Layout, Policy, Tensors
+from isofed.layout import Layout, Policy, Tensors, constants
 from isofed.memory import PeakMemory
 from isofed.methods import Round
 from isofed.noise import normal_at
@@ -136,6 +136,7 @@ class Federation:
         self._pool = pool
         network = self.world.network()
         self.layout = Layout.of(network, settings.method.share(network))
+        self._constants = constants(network)
         context = self.world.context(self.layout, self.device)
         settings.method.client_state(context)  # if it is none, that is said before a folder is made
         weights = self.layout.pack(network, self.device)
@@ -355,9 +356,13 @@ class Federation:
         every = keep_rule(self.settings.keep, "keep")
         info = self._about(state)
         if every and state.round % every == 0:
-            self.folder.keep(state.round, self.layout.views(self._judged(state)), info)
+            self.folder.keep(state.round, self._named(self._judged(state)), info)
         for client, model in models.items() if self._keeps_clients(state.round) else ():
-            self.folder.keep(state.round, self.layout.views(model), info | {"client": client}, client=client)
+            self.folder.keep(state.round, self._named(model), info | {"client": client}, client=client)
+
+    def _named(self, model: Tensor) -> Tensors:
+        """All tensors of a model by name."""
+        return self.layout.views(model) | self._constants
 
     def _about(self, state: State) -> dict[str, Any]:
         """What the network of some weights can be built again from (``isofed.models.load``)."""
@@ -398,7 +403,7 @@ class Federation:
             tested = judge.judge(model, clients.get, part="test")
         result = Result.of(self.settings, self.history, exchanges, tested, self.notes)
         result.peak_memory, result.executor = memory.bytes(), executor.shown
-        result.weights = {k: v.clone() for k, v in self.layout.views(model).items()}
+        result.weights = {k: v.clone() for k, v in self._named(model).items()}
         result.privacy = self._account.statement(result.rounds) if self._account else None
         if self.folder:
             self._checkpoint(force=True)

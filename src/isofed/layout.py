@@ -120,6 +120,11 @@ class Entry:
         return piece.view(self.shape)
 
 
+def constants(network: nn.Module) -> Tensors:
+    """Buffers that are no floating-point numbers, such as indices: nobody trains or averages them."""
+    return {name: buffer.clone() for name, buffer in network.named_buffers() if not buffer.is_floating_point()}
+
+
 @dataclass(frozen=True)
 class Layout:
     """The order of a network's tensors and the slices that matter."""
@@ -135,7 +140,7 @@ class Layout:
 
     @classmethod
     def of(cls, network: nn.Module, policies: Mapping[str, Policy] | None = None) -> Layout:
-        """Lay out a network's floating-point tensors. Integer buffers (batch counters) are left where they are."""
+        """Lay out a network's floating-point tensors. Its constants are left where they are."""
         policies = {name: _policy(name, policy) for name, policy in (policies or {}).items()}
         parameters = dict(network.named_parameters())
         tensors = parameters | {n: b for n, b in network.named_buffers() if b.is_floating_point()}

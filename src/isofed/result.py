@@ -51,8 +51,9 @@ class Result:
         notes: what a person should know about the run.
         history: one record per round.
         folder: where it is recorded.
-        weights: the final model's tensors by name; those that stay at home with the clients are as they were at the
-            start here, and each client's own are in ``model.safetensors``.
+        weights: the final model's tensors by name, also those that nobody trains, such as indices; those that stay at
+            home with the clients are as they were at the start here, and each client's own are in
+            ``model.safetensors``.
     """
 
     method: str

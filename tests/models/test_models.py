@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from isofed import Method
+from isofed.engine.step import Pictures
 from isofed.errors import UserError
+from isofed.federation import Federation
+from isofed.files import load_tensors, save_tensors
 from isofed.methods import Step
 from isofed.models import Network, create, has_batch_norm, load, names
 from tests.engine.plain import small
@@ -204,6 +209,61 @@ def test_a_layer_in_two_places_is_trained_as_one_and_read_back_in_both(tmp_path:
         assert torch.equal(values[name], value)
     assert torch.equal(values["stages.6.weight"], result.weights["stages.4.weight"])
     assert torch.equal(values["stages.5.running_mean"], result.weights["stages.2.running_mean"])
+
+
+DRAWN = """
+import torch
+from torch import nn
+from isofed.models import adapt
+
+
+class Drawn(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(64)
+        self.register_buffer("index", torch.randperm(64))
+        self.register_buffer("mask", torch.rand(64) < 0.7)
+        self.register_buffer("scale", torch.rand(64), persistent=False)
+        self.register_buffer("sign", torch.randint(0, 2, (64,)) * 2 - 1, persistent=False)
+
+    def forward(self, x):
+        return self.norm(x.flatten(1)[:, self.index] * self.mask * self.scale) * self.sign
+
+
+def build(shape, classes):
+    return adapt(Drawn(), nn.Linear(64, classes))
+"""
+
+
+def test_buffers_that_nobody_trains_are_those_of_the_run(tmp_path: Path) -> None:
+    (tmp_path / "drawn.py").write_text(DRAWN)
+    settings: dict[str, Any] = {"model": f"{tmp_path}/drawn.py:build", "seed": 3, "rounds": 2, "out": tmp_path / "run"}
+    run = small(keep="every:1", keep_clients="last", **settings)
+    result = run.fit()
+    inputs = Pictures(run.world.parts["test"], run.world.dataset, torch.device("cpu"))
+    found = load(tmp_path / "run").eval()
+    right = found(inputs.normalised(inputs.images)).logits.argmax(1) == inputs.labels
+    assert float(right.double().mean()) == result.accuracy
+    wanted = dict(run.world.network().named_buffers())
+    for file in (tmp_path / "run/kept").iterdir():
+        kept = dict(load(file).named_buffers())
+        for name in ("index", "mask", "scale", "sign"):
+            assert torch.equal(kept[f"stages.encoder.{name}"], wanted[f"stages.encoder.{name}"])
+    assert len(list((tmp_path / "run/kept").iterdir())) == 2 + 4
+    again = Federation.resume(tmp_path / "run").fit().weights
+    assert again.keys() == result.weights.keys() >= {"stages.encoder.index", "stages.encoder.sign"}
+    assert all(torch.equal(again[name], value) for name, value in result.weights.items())
+
+
+@pytest.mark.parametrize("gone", ["norm.num_batches_tracked", "index"])
+def test_a_file_without_constants_loads_where_the_network_needs_none(gone: str, tmp_path: Path) -> None:
+    (tmp_path / "drawn.py").write_text(DRAWN)
+    small(model=f"{tmp_path}/drawn.py:build", rounds=1, out=tmp_path / "run").fit()
+    tensors, info = load_tensors(tmp_path / "run/model.safetensors")
+    del tensors[f"stages.encoder.{gone}"]
+    save_tensors(tmp_path / "run/model.safetensors", tensors, info)
+    with nullcontext() if "norm" in gone else pytest.raises(UserError, match="do not fit the network"):
+        load(tmp_path / "run")
 
 
 def test_weights_that_do_not_fit_are_one_sentence(tmp_path: Path) -> None:

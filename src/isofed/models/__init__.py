@@ -76,7 +76,7 @@ def load(path: str | Path, client: int | None = None) -> Network:
         with torch_seeded(0, "build"):
             parse(known).build(network, classes, generator(0, "build"))
     try:
-        network.load_state_dict(_by_all_names(_of_client(file, tensors, client), network))
+        _fill(network, _of_client(file, tensors, client))
     except RuntimeError:
         unknown_parts = [str(part) for part in info["method"] if part not in known]
         why = f", perhaps because of '{unknown_parts[0]}', which is not known here" if unknown_parts else ""
@@ -98,6 +98,15 @@ def _of_client(file: Path, tensors: dict[str, Tensor], client: int | None) -> di
         raise UserError(f"client {client} has no part of its own of the network in {file}; {has}")
     mine = f"client/{client}/"
     return shared | {name.removeprefix(mine): t for name, t in tensors.items() if name.startswith(mine)}
+
+
+def _fill(network: Network, tensors: dict[str, Tensor]) -> None:
+    """Give a network the tensors of a file, which also holds the buffers that a state dict leaves out."""
+    listed = network.state_dict()
+    for name, buffer in network.named_buffers():
+        if name not in listed and name in tensors and tensors[name].shape == buffer.shape:
+            buffer.copy_(tensors.pop(name))
+    network.load_state_dict(_by_all_names(tensors, network))
 
 
 def _by_all_names(tensors: dict[str, Tensor], network: Network) -> dict[str, Tensor]:
