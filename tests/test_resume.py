@@ -249,7 +249,10 @@ def test_the_model_of_a_run_loads_in_one_line(tmp_path: Path) -> None:
         "norm": "group:2",
     }
     made = isofed.Federation(**settings, rounds=1, out=tmp_path / "run").fit()
-    loaded = load(tmp_path / "run").state_dict()
+    network = load(tmp_path / "run")
+    data = isofed.data.load(settings["data"])
+    assert (network.data_mean, network.data_std) == (data.mean, data.std)
+    loaded = network.state_dict()
     assert loaded.keys() == made.weights.keys()
     assert all(torch.equal(loaded[k], v) for k, v in made.weights.items())
 

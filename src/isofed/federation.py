@@ -365,10 +365,11 @@ class Federation:
         return self.layout.views(model) | self._constants
 
     def _about(self, state: State) -> dict[str, Any]:
-        """What the network of some weights can be built again from (``isofed.models.load``)."""
+        """What the network of some weights can be built again from, and fed with (``isofed.models.load``)."""
         s, data = self.settings, self.world.dataset
         how = {"method": s.method.to_yaml(), "model": s.model, "norm": s.norm}
-        return how | {"shape": data.shape, "classes": data.classes, "round": state.round}
+        pictures = {"shape": data.shape, "mean": data.mean, "std": data.std}
+        return how | pictures | {"classes": data.classes, "round": state.round}
 
     def _checkpoint(self, force: bool = False) -> None:
         """Save the state, unless saving would take more than its share of the time."""

@@ -60,6 +60,7 @@ def load(path: str | Path, client: int | None = None) -> Network:
     """The network that a run ended with, from its ``model.safetensors`` or its folder; or one that it has kept.
 
     Where clients keep tensors for themselves, as with FedBN, there is one for each of them: ``client`` says whose.
+    Its ``data_mean`` and ``data_std`` say how its inputs were normalised, channel by channel.
     """
     # Files and methods are no business of a network otherwise; but a method may have rebuilt it.
     from isofed.files import load_tensors
@@ -81,6 +82,8 @@ def load(path: str | Path, client: int | None = None) -> Network:
         unknown_parts = [str(part) for part in info["method"] if part not in known]
         why = f", perhaps because of '{unknown_parts[0]}', which is not known here" if unknown_parts else ""
         raise UserError(f"the weights in {file} do not fit the network '{info['model']}'{why}") from None
+    if "mean" in info and "std" in info:
+        network.data_mean, network.data_std = tuple(info["mean"]), tuple(info["std"])
     return network
 
 

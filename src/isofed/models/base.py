@@ -59,6 +59,9 @@ class Network(nn.Module):
         self.width = width
         self.normalise = False  # whether the head sees features scaled to length 1
         self.shape: tuple[int, int, int] | None = None  # of the pictures it was created for
+        # With which these were normalised, where it has been trained; bytes were divided by 255 before.
+        self.data_mean: tuple[float, ...] | None = None
+        self.data_std: tuple[float, ...] | None = None
 
     def forward(self, x: Tensor) -> Output:
         stages = {}
