@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isofed.errors import UserError
-from isofed.spec import Choice, convert, describe, make, parse, parse_one, show, to_yaml
+from isofed.spec import Choice, convert, describe, make, parse, parse_one, several, show, to_yaml
 
 
 @dataclass(frozen=True)
@@ -176,6 +176,23 @@ def test_yaml_truth_is_not_a_number() -> None:
     for field in ("strength", "count"):
         with pytest.raises(UserError, match="must be a"):
             make(Thing, Choice("t", ((field, True),)), "thing")
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("0.1, 0.2,,0.3", ["0.1", "0.2", "0.3"]),
+        ("none,crop:1,crop:2,pad=reflect", ["none", "crop:1", "crop:2,pad=reflect"]),
+        ("mlp,nets.py:simple", ["mlp", "nets.py:simple"]),
+        ("iid,dirichlet:0.5", ["iid", "dirichlet:0.5"]),
+        ("dirichlet:alpha=0.5, min=5", ["dirichlet:alpha=0.5,min=5"]),
+        ("dirichlet:0.5,iid", ["dirichlet:0.5,iid"]),  # as crop:4,reflect: what follows may be an option
+        ("crop:4+flip,crop:2+flip", ["crop:4+flip", "crop:2+flip"]),
+        (",", []),
+    ],
+)
+def test_several_values(text: str, values: list[str]) -> None:
+    assert several(text) == values
 
 
 def test_describing_leaves_out_defaults_but_not_what_is_required() -> None:

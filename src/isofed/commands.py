@@ -43,7 +43,16 @@ from isofed.display import (
 from isofed.engine.choose import check_here
 from isofed.engine.world import World
 from isofed.errors import RunError, UserError, unknown
-from isofed.experiments import Batch, Plan, final_plans, plan_comparison, plan_tuning, run_all, seeds_of
+from isofed.experiments import (
+    Batch,
+    Plan,
+    final_plans,
+    nothing_to_tune,
+    plan_comparison,
+    plan_tuning,
+    run_all,
+    seeds_of,
+)
 from isofed.federation import Federation
 from isofed.result import IF_DIVERGES, Result
 from isofed.studies import record_comparison, record_tuning
@@ -210,6 +219,10 @@ def tune(console: Console, words: Sequence[str], quiet: bool) -> None:
     seeds = seeds_of(plain.pop("seeds", 1), spec.convert(plain.pop("seed", 0), int, "seed"))
     grid = {k: _values(v) for k, v in plain.items() if len(_values(v)) > 1 or "." in k}
     grid |= {k: _values(v) for k, _, v in (w.partition("=") for w in method_options)}
+    if not grid:
+        single = [(key, value) for key, given in plain.items() for value in _values(given)]
+        unclear = (f"{k}={v}" for k, v in single if any("=" not in piece for piece in v.split(",")[1:]))
+        raise nothing_to_tune(next(unclear, None))
     for key, tried in grid.items():
         if not tried:
             raise UserError(f"'{key}=' names no value to try; write several, such as {key}=0.01,0.1")
@@ -246,11 +259,7 @@ def is_method(word: str) -> bool:
 
 
 def _values(given: Any) -> list[str]:
-    if isinstance(given, list):
-        return [str(v) for v in given]
-    # Commas inside an option text (dirichlet:alpha=0.1,min=5) belong to it and do not make a list.
-    text = str(given)
-    return [text] if ":" in text else [v.strip() for v in text.split(",") if v.strip()]
+    return [str(v) for v in given] if isinstance(given, list) else spec.several(str(given))
 
 
 def _print_trials(console: Console, trials: Sequence[tables.Trial], seeds: int) -> None:

@@ -111,7 +111,7 @@ def plan_tuning(
 ) -> tuple[list[Plan], Path]:
     """A run for each point of a grid and each seed, judged on a validation part; the test part is left alone."""
     if not grid:
-        raise UserError("nothing to tune: give at least one setting several values, such as lr=0.01,0.03,0.1")
+        raise nothing_to_tune()
     if not spec.convert(values.get("final_test", True), bool, "final_test"):
         raise UserError(
             "tune ends with the chosen setting on the test part; to leave that alone, compare settings with "
@@ -132,6 +132,15 @@ def plan_tuning(
     root = Path(out) if out else Path("runs") / f"tune-{digest}"
     _check_root(root, "tuning", COMPARISON)
     return [Plan(p.row, p.settings, root / p.folder) for p in plans], root
+
+
+def nothing_to_tune(single: str | None = None) -> UserError:
+    """The error for a grid of one point; ``single`` is a text with commas that was taken for one value."""
+    said = "nothing to tune: give at least one setting several values, such as lr=0.01,0.03,0.1"
+    if single:
+        said += f"; '{single}' is one value, in which commas stand between options: several are written with those "
+        said += "without options first, and each of the others by its name, as in augment=none,crop:2,crop:4"
+    return UserError(said)
 
 
 def _check_root(root: Path, what: str, other: str) -> None:

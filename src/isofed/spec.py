@@ -87,6 +87,21 @@ def _parse_one(text: str, kind: str) -> Choice:
     return Choice(name, tuple(options))
 
 
+def several(text: str) -> list[str]:
+    """The values of a list with commas between them: ``none,crop:2,crop:4+flip``.
+
+    Behind a name with options a comma goes on with these, as in ``dirichlet:alpha=0.5,min=5``, unless the next name
+    with options follows it.
+    """
+    found: list[str] = []
+    for piece in filter(None, (p.strip() for p in text.split(","))):
+        if found and ":" in found[-1] and ":" not in piece.partition("=")[0]:
+            found[-1] += f",{piece}"
+        else:
+            found.append(piece)
+    return found
+
+
 def _from_yaml(item: Any, kind: str) -> Choice:
     if isinstance(item, str):
         return _parse_one(item, kind)

@@ -150,7 +150,11 @@ COMMANDS = [
     ("tune", r"tune takes one method"),
     ("tune fedavg fedprox lr=0.1,0.2", r"tune takes one method"),
     ("tune fedavg", r"nothing to tune"),
-    ("tune fedavg lr=0.1", r"nothing to tune"),
+    ("tune fedavg lr=0.1", r"nothing to tune.*lr=0\.01,0\.03,0\.1$"),
+    (
+        "tune fedavg augment=crop:1,none",
+        r"nothing to tune.*'augment=crop:1,none' is one value.*as in augment=none,crop",
+    ),
     ("tune fedprox fedprox.mu=", r"fedprox\.mu|nothing to tune"),
     ("tune fedavg lr=,", r"lr|nothing to tune"),
     ("tune fedavg lr=0.1,abc", r"lr=abc"),

@@ -165,6 +165,16 @@ def test_a_point_of_the_grid_that_fails_is_not_chosen(tmp_path: Path) -> None:
     assert "2 of 2 failed" in done.out
 
 
+def test_values_with_options_are_a_grid(tmp_path: Path) -> None:
+    words = [w for w in TUNE if not w.startswith("partition")]
+    table, _ = tuned(
+        tmp_path / "tune", "fedavg", "augment=none,crop:1", "partition=iid,dirichlet:0.5", *words, "rounds=1"
+    )
+    assert [row["setting"] for row in table["rows"]] == [
+        f"augment={augment} partition={split}" for augment in ("none", "crop:1") for split in ("iid", "dirichlet:0.5")
+    ]
+
+
 def test_values_with_commas_of_their_own_are_not_a_grid(tmp_path: Path) -> None:
     words = [w for w in TUNE if not w.startswith("partition")]
     table, _ = tuned(
