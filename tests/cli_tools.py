@@ -76,9 +76,9 @@ class Command:
         self._server.ask({"signal": signal.SIGKILL, "pid": self.pid})
         return self.wait()
 
-    def interrupt(self) -> None:
-        """Ctrl-C: the terminal sends SIGINT to all processes of the command."""
-        self._server.ask({"signal": signal.SIGINT, "pid": self.pid})
+    def interrupt(self, by: signal.Signals = signal.SIGINT) -> None:
+        """Ctrl-C: the terminal sends SIGINT to all processes of the command, as a scheduler does SIGTERM."""
+        self._server.ask({"signal": by, "pid": self.pid})
 
     def wait(self, timeout: float = 60) -> Done:
         code = self._server.ask({"wait": self.pid, "timeout": timeout})["code"]

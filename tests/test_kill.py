@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shlex
 import shutil
 import signal
 import subprocess
@@ -13,8 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from isofed.stopping import terminated
 from tests.cli_tools import (
     Command,
+    Done,
     all_gone,
     complaint,
     config,
@@ -323,10 +326,10 @@ def test_the_recorded_configuration_repeats_the_run(whole: dict[str, Path], tmp_
 # --- Ctrl-C
 
 
-def interrupted(command: Command, within: float = 8) -> str:
-    """Press Ctrl-C; what is said must be one sentence, soon."""
+def interrupted(command: Command, within: float = 8, by: signal.Signals = signal.SIGINT) -> str:
+    """Press Ctrl-C, or send another signal; what is said must be one sentence, soon."""
     began = time.monotonic()
-    command.interrupt()
+    command.interrupt(by)
     done = command.wait()
     took = time.monotonic() - began
     said = complaint(done, 130)
@@ -335,17 +338,65 @@ def interrupted(command: Command, within: float = 8) -> str:
     return said
 
 
-@pytest.mark.parametrize("kind", ["client state", "workers"])
-def test_ctrl_c_in_the_rounds(kind: str, whole: dict[str, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "by"),
+    [
+        ("client state", signal.SIGINT),
+        ("client state", signal.SIGHUP),
+        ("workers", signal.SIGINT),
+        ("workers", signal.SIGTERM),
+    ],
+)
+def test_ctrl_c_and_requests_to_end_in_the_rounds(
+    kind: str, by: signal.Signals, whole: dict[str, Path], tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     command = start("run", *QUICK, *KINDS[kind], f"out={run}")
     command.when(lambda: size(run / "metrics.jsonl") > 5000)
-    assert f"isofed run --resume {run}" in interrupted(command)
+    assert f"isofed run --resume {run}" in interrupted(command, by=by)
     all_gone(command.pid)
     done = len(metrics(run))
     assert 0 < done < ROUNDS
     assert f"going on after round {done}" in succeeds("run", "--resume", run)  # nothing that was finished is lost
     same_record(run, whole[kind])
+
+
+def test_a_run_whose_output_nobody_reads_ends_as_with_ctrl_c(whole: dict[str, Path], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    words = shlex.join(["run", *QUICK, *KINDS["client state"], f"out={run}"])
+    shell = f"set -o pipefail; '{sys.executable}' -m isofed.cli {words} | head -2"
+    done = subprocess.run(["bash", "-c", shell], env=environment(), capture_output=True, text=True, timeout=60)
+    said = complaint(Done(done.returncode, done.stdout, done.stderr), 130)
+    assert said == (
+        "stopped. Nobody reads the output any more. Nothing that was finished is lost; to go on: "
+        f"isofed run --resume {run}"
+    )
+    last = len(metrics(run))
+    assert last < ROUNDS and f"going on after round {last}" in succeeds("run", "--resume", run)
+    same_record(run, whole["client state"])
+
+
+def test_nobody_hears_why_a_run_ends_and_it_is_saved_all_the_same(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shell = f"'{sys.executable}' -m isofed.cli {shlex.join(['run', *QUICK, f'out={run}'])} 2>&1 | head -2"
+    subprocess.run(["bash", "-c", shell], env=environment(), capture_output=True, timeout=60)
+    assert f"going on after round {len(metrics(run))}" in succeeds("run", "--resume", run)
+
+
+def test_what_is_ignored_stays_ignored() -> None:
+    """As nohup wants it."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with terminated():
+            os.kill(os.getpid(), signal.SIGHUP)
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(5)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before[signal.SIGHUP])
+    assert {number: signal.getsignal(number) for number in before} == before
 
 
 def test_ctrl_c_while_workers_start_is_quiet(whole: dict[str, Path], tmp_path: Path) -> None:

@@ -10,13 +10,14 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Annotated, Any
+from typing import IO, Annotated, Any
 
 import typer
 from rich.console import Console
 
 from isofed.errors import IsofedError
 from isofed.help import Command, Commands, help_text
+from isofed.stopping import NobodyReads, terminated
 from isofed.traces import place_of
 
 app = typer.Typer(
@@ -27,10 +28,21 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
+
+
+class _Output(Console):
+    """Where a command writes. When nobody reads on, rich would end the process; here the command is interrupted."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        _send_nowhere(self.file)
+        raise NobodyReads
+
+
 # A file or a pipe has no width of its own: room enough that no table is cut, unless COLUMNS says how much there is.
 _WIDE = (sys.stdout is not None and sys.stdout.isatty()) or os.environ.get("COLUMNS", "").isdecimal()
-console = Console(width=None if _WIDE else 160)
-errors = Console(stderr=True, soft_wrap=True)
+console = _Output(width=None if _WIDE else 160)
+errors = _Output(stderr=True, soft_wrap=True)
 
 Words = Annotated[list[str] | None, typer.Argument(help="settings as key=value, and YAML files", show_default=False)]
 MethodsAndWords = Annotated[
@@ -46,12 +58,15 @@ def command(function: Callable[..., None], group: typer.Typer = app) -> Callable
     @functools.wraps(function)
     def guarded(*args: Any, debug: bool = False, **kwargs: Any) -> None:
         try:
-            function(*args, debug=debug, **kwargs)
+            with terminated():
+                function(*args, debug=debug, **kwargs)
         except IsofedError as error:
             if debug:
                 traceback.print_exc()
             _complain(str(error))
             raise typer.Exit(error.exit_code) from None
+        except NobodyReads:  # and there was nothing to be stopped but the output
+            raise typer.Exit(0) from None
         except KeyboardInterrupt as error:
             how = f" {error}" if str(error) else ""
             _complain(f"stopped.{how}")
@@ -90,12 +105,17 @@ def _has_no_room(error: Exception) -> bool:
 def _give_up_output() -> None:
     """Say it, and let what is still to be written go nowhere: Python would try again when it ends, and complain."""
     _complain(_NO_ROOM)
+    _send_nowhere(sys.stdout)
+
+
+def _send_nowhere(stream: IO[str]) -> None:
     with suppress(OSError), open(os.devnull, "wb") as nowhere:
-        os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        os.dup2(nowhere.fileno(), stream.fileno())
 
 
 def _complain(text: str) -> None:
-    errors.print(f"isofed: {text}", style="red" if errors.is_terminal else None, highlight=False, markup=False)
+    with suppress(OSError, NobodyReads):  # the terminal is closed, or nobody reads that, either
+        errors.print(f"isofed: {text}", style="red" if errors.is_terminal else None, highlight=False, markup=False)
 
 
 @command

@@ -55,6 +55,7 @@ from isofed.experiments import (
 )
 from isofed.federation import Federation
 from isofed.result import IF_DIVERGES, Result
+from isofed.stopping import interruptible, resumable
 from isofed.studies import record_comparison, record_tuning
 from isofed.words import many
 
@@ -76,7 +77,7 @@ def run(console: Console, words: Sequence[str], resume: str | None, quiet: bool)
             dataset = load(checked.data, checked.root, display.reading)
         federation = Federation.on(dataset, checked, out=folder)
     try:
-        with _interruptible(f"isofed run --resume {shlex.quote(str(folder))}"), display.showing():
+        with interruptible(resumable(f"isofed run --resume {shlex.quote(str(folder))}")), display.showing():
             result = federation.fit(display)
     except Exception:
         if not named and federation.folder is not None:  # nobody would look for it under a name that was made up
@@ -154,7 +155,7 @@ def compare(console: Console, words: Sequence[str], quiet: bool) -> None:
 
 def _run_all(plans: Sequence[Plan], display: CompareDisplay, beside: Sequence[Plan] = ()) -> Batch:
     """Make the missing runs, showing how far they are."""
-    with _interruptible("the same command again does what is missing"), display.showing():
+    with interruptible(resumable("the same command again does what is missing")), display.showing():
         return run_all(plans, display, beside=beside)
 
 
@@ -333,7 +334,7 @@ def get_data(console: Console, words: Sequence[str]) -> None:
             f"and says where to find {', '.join(download.BY_HAND)}"
         )
     command = f"isofed data get {names[0]} root={shlex.quote(str(root))}"
-    with _interruptible(command), download_bar(console) as tell:
+    with interruptible(resumable(command)), download_bar(console) as tell:
         folder = download.get(names[0], root, tell)
     said = f"{names[0]} is in {folder}; use it with: data={names[0]} root={shlex.quote(str(root))}"
     console.print(said, highlight=False, markup=False, soft_wrap=True)  # to be copied, so never cut
@@ -401,12 +402,3 @@ def settings(console: Console, words: Sequence[str] = ()) -> None:
         if not words or any(word.lower() in name for word in words):
             out.add_row(name, *told)
     console.print(out)
-
-
-@contextmanager
-def _interruptible(how: str) -> Iterator[None]:
-    """Ctrl-C says how to go on."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"Nothing that was finished is lost; to go on: {how}") from None

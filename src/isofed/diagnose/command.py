@@ -20,6 +20,7 @@ from isofed.errors import NotFinite, UserError
 from isofed.files import plain
 from isofed.report.gather import run_folders
 from isofed.report.measured import between_clients
+from isofed.stopping import interruptible
 
 NOT_FINITE = "not_finite"  # where a diagnosis says why a section of it is empty
 
@@ -33,7 +34,7 @@ def diagnose(console: Console, words: Sequence[str]) -> None:
         raise UserError("diagnose needs at least one run folder, for example: isofed diagnose runs/mine")
     runs = _with_models(console, [Diagnosis(path, options) for path in dict.fromkeys(paths)])
     found: dict[str, dict[str, Any]] = {}
-    with _Progress(console, runs).showing() as progress:
+    with interruptible("What was measured is written."), _Progress(console, runs).showing() as progress:
         for run in runs:
             found[str(run.folder.path)] = diagnosed(run, progress.section)
     _print(console, found)

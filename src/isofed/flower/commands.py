@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shlex
 import shutil
-import signal
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -33,6 +33,7 @@ from isofed.flower.processes import Group, check_installed, start_site
 from isofed.flower.project import read_table, write_project
 from isofed.flower.terms import changed, read
 from isofed.records import CONFIG, RESULT, RunFolder
+from isofed.stopping import interruptible, resumable
 from isofed.words import many
 
 OVER = "the run in {} is over; more rounds, or another out=, would make it go on or begin another"
@@ -97,7 +98,6 @@ def up(console: Console, words: Sequence[str], insecure: bool, quiet: bool) -> N
     folders = values.pop("folders", None)
     if given and values:
         raise UserError(f"{next(iter(values))}= is in the project's pyproject.toml; change it there")
-    _end_on_signals()
     with tempfile.TemporaryDirectory(prefix="isofed-") as temporary:
         app, work = (Path(given[0]), Path(given[0]) / "work") if given else (Path(temporary) / "app", Path(temporary))
         if not given:
@@ -117,8 +117,9 @@ def up(console: Console, words: Sequence[str], insecure: bool, quiet: bool) -> N
                 "another out=; a project of `isofed flower new` can go on"
             )
         _writable(local.folder)
+        kept = resumable(f"isofed flower up {shlex.join(words)}") if given else "Without a project it cannot go on."
         try:
-            with local:
+            with interruptible(kept), local:
                 if not quiet:
                     _say(console, f"a server and {local.sites} sites are up{'' if insecure else ', with TLS and keys'}")
                     if seen := local.recorded():
@@ -235,9 +236,8 @@ def _keys(folder: Path, insecure: bool) -> Keys | None:
 
 def _foreground(group: Group, start: Callable[[], None], revive: Callable[[], None] | None = None) -> None:
     """Run processes until Ctrl-C; those that end by themselves are started again, where that makes sense."""
-    _end_on_signals()
     private_folder(group.home)
-    with locked(group.home / ".lock", f"'{group.home.name}' in {group.home.parent.parent}"):
+    with interruptible(), locked(group.home / ".lock", f"'{group.home.name}' in {group.home.parent.parent}"):
         try:
             start()
             while revive or group.alive():
@@ -247,16 +247,6 @@ def _foreground(group: Group, start: Callable[[], None], revive: Callable[[], No
             raise RunError("one of its processes has ended; the lines above say why")
         finally:
             processes.stop(group)
-
-
-def _end_on_signals() -> None:
-    """End in order, as with Ctrl-C, also if told by a signal to end, or if the terminal was closed."""
-
-    def end(number: int, frame: object) -> None:
-        raise KeyboardInterrupt  # not SIGINT again, which a shell lets programs in the background ignore
-
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, end)
 
 
 def start(console: Console, folder: Path, server: str, insecure: bool, quiet: bool) -> None:

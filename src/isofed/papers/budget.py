@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import os
-import signal
 import statistics
-import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from isofed.federation import Federation
@@ -120,20 +116,3 @@ class Timed(Watcher):
 
     def end(self, result: Result) -> None:
         self._other.end(result)
-
-
-@contextmanager
-def terminated() -> Iterator[None]:
-    """A polite request to end is heard like Ctrl-C: what was done is saved, and the next call goes on."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

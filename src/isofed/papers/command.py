@@ -22,6 +22,7 @@ from isofed.papers.published import PAPERS
 from isofed.papers.results import Results
 from isofed.papers.runner import run
 from isofed.papers.tiny import TINY
+from isofed.stopping import interruptible
 from isofed.words import many
 
 _OPTION = re.compile(r"^[A-Za-z_]\w*\.[A-Za-z_]\w*$")
@@ -186,7 +187,7 @@ def _run(
             f"these cells of {preset.paper} {preset.name} are about nothing but time, which alone=false does not keep; "
             "leave it out and the machine alone"
         )
-    try:
+    with interruptible("Nothing is lost; the same command goes on"):
         outcome = run(
             jobs,
             results,
@@ -198,8 +199,6 @@ def _run(
             alone=alone,
             data=data,
         )
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt("Nothing is lost; the same command goes on") from None
     how = "the budget is spent" if outcome.over else "done"
     left = f"; {many(outcome.missing, 'run')} still missing: the same command goes on" if outcome.missing else ""
     if outcome.put_off:

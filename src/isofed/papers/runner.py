@@ -19,7 +19,7 @@ from isofed.federation import Federation
 from isofed.memory import shortage
 from isofed.papers import budget as budgets
 from isofed.papers import figures, pace, presets
-from isofed.papers.budget import Budget, BudgetOver, Telling, Timed, terminated
+from isofed.papers.budget import Budget, BudgetOver, Telling, Timed
 from isofed.papers.compare import untimed
 from isofed.papers.data import Data
 from isofed.papers.measure import Run, measured
@@ -27,6 +27,7 @@ from isofed.papers.plan import HOW, Job
 from isofed.papers.presets import DEFAULT
 from isofed.papers.results import Results, code_version, head
 from isofed.records import CHECKPOINTS, CONFIG, KEPT, METRICS, MODEL, RunFolder
+from isofed.stopping import terminated
 
 RESUMED = HOW - {"precision", "deterministic"}  # what may change when a run goes on
 
