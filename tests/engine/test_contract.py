@@ -26,9 +26,10 @@ from tests.engine.plain import small
 CPU = torch.device("cpu")
 OWN_MODEL = {"stochdepth": "resnet8"}  # methods that ask for more than every network has
 NO_STATISTICS = ("clip_update", "gaussian")  # refuse batch norm; they do nothing in a step
-EVERY = [n for n in names() if n not in ("scaffold", "gradaug", *OWN_MODEL, *NO_STATISTICS)]
+EVERY = [n for n in names() if n not in ("scaffold", "gradaug", "trimmed", *OWN_MODEL, *NO_STATISTICS)]
 METHODS = [
     *EVERY,
+    "trimmed:0.25",
     "gradaug:sizes=none",
     "moon:head=none",
     "spherefed:loss=ce",

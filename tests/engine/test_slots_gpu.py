@@ -35,7 +35,8 @@ SMALL: dict[str, Any] = {
     "device": "cuda",
 }
 METHODS = [
-    *(name for name in names() if name not in ("central", "clip_update", "gaussian")),
+    *(name for name in names() if name not in ("central", "clip_update", "gaussian", "trimmed")),
+    "trimmed:0.25",
     *("scaffold:option=1", "fednova+fedbn", "gradaug+stochdepth", "gradaug+fedsam", "mixup+spherefed+fedsam"),
     *("feduv:detach=true", "stochdepth+fedalign", "moon+feddecorr", "gradaug:n=3,lower=0.95,sizes=none"),
 ]

@@ -314,7 +314,7 @@ def traffic(name: str) -> list[str]:
     method = parse(name)
     more: dict[str, Any] = {"norm": "group:2"} if "statistics" in method.guards else {}
     network = "resnet8" if model_for(name) == "resnet20" else "cnn"
-    chosen = {"data": "synthetic:samples=40,test=8,classes=4", "clients": 2, "partition": "iid", "local_steps": 1}
+    chosen = {"data": "synthetic:samples=40,test=8,classes=4", "clients": 5, "partition": "iid", "local_steps": 1}
     replica = Replica(World.create(settings(chosen | {"method": name, "model": network} | more)), torch.device("cpu"))
     sent = method.send(method.server_state(replica.run))
     outcome = replica.visit(Job(1, 0, 0.01, 0.5), replica.initial, sent, None)
