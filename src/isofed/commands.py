@@ -362,9 +362,11 @@ def _print_split(console: Console, world: World) -> None:
     dataset, train = world.dataset, world.parts["train"]
     channels, height, width = dataset.shape
     parts = ", ".join(f"{len(part):,} {name}" for name, part in world.parts.items())
+    groups = [f"{len(p.groups.unique()):,} {name}" for name, p in world.parts.items() if p.groups is not None]
     console.print(
         f"[bold]{dataset.name}[/]: {parts}; {len(dataset.classes)} classes; pictures {height}x{width}"
-        f"x{channels}{'; domains ' if dataset.domains else ''}{', '.join(dataset.domains)}",
+        f"x{channels}{'; domains ' if dataset.domains else ''}{', '.join(dataset.domains)}"
+        f"{'; groups ' if groups else ''}{', '.join(groups)}",
         highlight=False,
     )
     console.print(f"split: {world.settings.partition}, seed {world.settings.seed}", highlight=False, soft_wrap=True)

@@ -21,7 +21,7 @@ from PIL import Image
 
 from isofed.data import cache, load
 from isofed.data.cache import cached, fingerprint
-from isofed.data.sources import folders
+from isofed.data.sources import items
 from tests.cli_tools import environment
 
 SHAPES = {"x": ((100, 8, 8, 3), "uint8"), "y": ((100,), "int64"), "none": ((0, 4), "float32")}
@@ -379,12 +379,12 @@ def test_a_folder_of_pictures_is_decoded_once(tmp_path: Path, folder: Path, monk
     root = str(tmp_path / "pets")
     plain = load(root)
     assert not folder.exists(), "a few small pictures are not worth an entry"
-    monkeypatch.setattr(folders, "WORTH_KEEPING", 0)
+    monkeypatch.setattr(items, "WORTH_KEEPING", 0)
     told: list[int] = []
     first = load(root, progress=lambda done, total: told.append(done))
     assert told == [20] and len(names(folder)) == 1
     with monkeypatch.context() as patch:
-        patch.setattr(folders, "decode", None)  # nothing is decoded in here
+        patch.setattr(items, "decode", None)  # nothing is decoded in here
         assert plain.fingerprint == first.fingerprint == load(root).fingerprint
         assert (plain.mean, plain.std) == (load(root).mean, load(root).std)
     Image.new("RGB", (6, 6)).save(path)

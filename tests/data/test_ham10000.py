@@ -83,6 +83,13 @@ def test_a_lesion_is_on_one_side(painter: Painter, split: str, seed: int) -> Non
     assert tested == {name: count for name, count in Counter(lesion.values()).items() if name in tested}, "whole ones"
 
 
+def test_a_lesion_is_on_one_side_of_a_validation_part(painter: Painter) -> None:
+    made, held = data.validation_split(data.load("ham10000:size=8", root=str(painter.root)), 0.2, seed=0)
+    lesion = {image: name for name, image, _, _ in rows()}
+    train, valid = ({lesion[file.stem] for file in painter.find(part)} for part in (made.train, held))
+    assert train and valid and not train & valid
+
+
 def test_about_a_fifth_of_each_class_and_domain_is_for_testing(painter: Painter) -> None:
     made = data.load("ham10000:size=8", root=str(painter.root))
     known = {image: (dx, domain) for _, image, dx, domain in rows()}

@@ -85,6 +85,14 @@ def test_columns_of_other_names_and_domains() -> None:
     assert made.train.domains is not None and made.train.domains.tolist() == [1, 0, 0, 1, 0, 1]
 
 
+def test_a_column_says_what_is_set_aside_together() -> None:
+    patients = [f"p{n // 4}" for n in range(40)]
+    whole = Table({"image": pictures(40), "label": [0, 1] * 20, "who": patients}, {"label": Names(None)})
+    made = from_hugging_face(whole, group="who")
+    assert made.train.groups is not None and made.test.groups is not None
+    assert len(made.test) == 8 and not set(made.train.groups.tolist()) & set(made.test.groups.tolist())
+
+
 def test_labels_may_be_names_and_columns_a_plain_dict_in_a_class_of_its_own() -> None:
     class Columns:
         def __init__(self, **columns: Any) -> None:

@@ -71,6 +71,21 @@ def test_npz_layouts(tmp_path: Path, shape: tuple[int, ...], options: str, chann
     assert made.train.images.is_contiguous()
 
 
+def test_npz_groups_stay_whole(tmp_path: Path) -> None:
+    x, y = arrays(40)
+    patients = np.array([f"patient {n // 4}" for n in range(40)])
+    made = data.load(save(tmp_path / "a.npz", images=x, labels=y, groups=patients))
+    assert made.train.groups is not None and made.test.groups is not None and len(made.test) == 8
+    assert not set(made.train.groups.tolist()) & set(made.test.groups.tolist())
+    given = {"x_train": x, "y_train": y, "groups_train": np.arange(40) // 4}
+    assert len(data.load(save(tmp_path / "b.npz", **given)).test) == 8
+    made = data.load(
+        save(tmp_path / "c.npz", **given, x_test=x[:4], y_test=y[:4], groups_test=np.array([9, 9, 70, 70]))
+    )
+    assert made.test.groups is not None and made.test.groups.tolist() == [9, 9, 10, 10]
+    assert made.notes[0].startswith("1 group has samples in both parts")
+
+
 def test_npz_names_and_domains(tmp_path: Path) -> None:
     x, y = arrays(40)
     text = np.array(["dog", "cat"])[y]
@@ -124,6 +139,12 @@ def test_npz_that_is_wrong_is_refused(tmp_path: Path) -> None:
             "'b' in .* is not among the names",
         ),
         ({"images": x, "labels": y, "domains": y[:4]}, "20 images but 4 domains"),
+        ({"images": x, "labels": y, "groups": y[:4]}, "20 images but 4 groups"),
+        ({"images": x, "labels": y, "groups": y / 2}, "'groups' in .* needs one whole number or one name per sample"),
+        (
+            {"x_train": x, "y_train": y, "x_test": x, "y_test": y, "groups_train": y},
+            "has 'groups_train' but not 'groups_test'",
+        ),
         ({"images": np.where(x > 9, x, np.nan), "labels": y}, "images with NaN or infinite"),
         (
             {"x_train": x, "y_train": y, "x_test": x, "y_test": y, "domains_test": y},
@@ -157,7 +178,9 @@ def test_npz_paths_that_are_wrong_are_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "one.npy", arrays()[0])
     with pytest.raises(UserError, match="'one.npy' holds one array, not several"):
         data.load("npz", root=str(tmp_path / "one.npy"))
-    with pytest.raises(UserError, match=r"is a file isofed does not read: data can be an \.npz file or a folder"):
+    with pytest.raises(
+        UserError, match=r"is a file isofed does not read: data can be an \.npz or \.csv file or a folder"
+    ):
         data.load(str(tmp_path / "one.npy"))
     with pytest.raises(UserError, match="are a path already: leave out root"):
         data.load(good, root=good)

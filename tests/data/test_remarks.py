@@ -13,7 +13,7 @@ from PIL import Image
 from isofed import Federation
 from isofed.config import settings
 from isofed.data import load
-from isofed.data.sources import folders
+from isofed.data.sources import items
 from isofed.display import remarks
 from isofed.engine.world import World
 from isofed.errors import UserError
@@ -93,7 +93,7 @@ def test_files_in_class_folders_that_are_not_used_are_told(sites: Path) -> None:
 
 @pytest.mark.parametrize("keep", [0, 1 << 20])
 def test_what_is_lost_of_pictures_is_told_each_time(sites: Path, monkeypatch: pytest.MonkeyPatch, keep: int) -> None:
-    monkeypatch.setattr(folders, "WORTH_KEEPING", keep)
+    monkeypatch.setattr(items, "WORTH_KEEPING", keep)
     deep = Image.fromarray(np.full((4, 4), 4000, dtype=np.uint16))
     deep.save(sites / "a" / "cat" / "7.png")
     said = (

@@ -138,6 +138,8 @@ def test_every_split_and_source_is_documented_with_its_options() -> None:
         assert dict(re.findall(r"(\w+)=([\w.]+)", row[-1])) == options_of(source(row[0]))
     ((*rows,),) = tables(page, "option")
     assert {row[0]: row[1] for row in rows} == options_of(source("folder")) == options_of(source("domain-folder"))
+    ((*rows,),) = tables(page, "column")
+    assert [*options_of(source("table"))] == ["size", "channels", *(row[0] for row in rows), "suffix"]
     ((*published,),) = tables(DOCS / "data-sets.md", "data")
     for row in published:
         assert dict(re.findall(r"(\w+)=([\w.]+)", row[-1])) == options_of(source(row[0]))

@@ -212,6 +212,20 @@ def test_a_sites_pictures_are_those_of_a_simulation(tmp_path: Path) -> None:
                 assert one.labels.equal(other.labels)
 
 
+def test_a_site_may_have_a_table(tmp_path: Path) -> None:
+    pictures(tmp_path / "site", a=8, b=12)
+    lines = [f"{kind}/{n}.png,{kind},{kind}{n // 4}" for kind, count in (("a", 8), ("b", 12)) for n in range(count)]
+    table = tmp_path / "site" / "scans.csv"
+    table.write_text("\n".join(["picture,label,patient", *lines]))
+    site, simulated = read_folder(table, (1, 8, 8)), load(f"{table}:size=8,channels=grey")
+    assert site.name == simulated.name and site.classes == simulated.classes and len(site.test) == 4
+    for one, other in ((site.train, simulated.train), (site.test, simulated.test)):
+        assert one.images.equal(other.images) and one.labels.equal(other.labels)
+        assert one.groups is not None and other.groups is not None and one.groups.equal(other.groups)
+    table.write_text("\n".join(["picture,label", *lines[:8]]).replace(",a0", "").replace(",a1", ""))
+    assert read_folder(table, (3, 8, 8)).classes == ("a",)  # one class will do
+
+
 def test_a_site_is_told_what_is_lost_of_its_pictures(tmp_path: Path) -> None:
     folder = pictures(tmp_path / "site", a=7, b=6)
     deep, scan = folder / "a" / "deep.png", folder / "b" / "scan.dcm"

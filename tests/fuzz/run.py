@@ -91,7 +91,7 @@ def fuzz(name: str, target: Target, count: int, seed: int) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "targets", nargs="*", metavar="TARGET", help="method, configuration, 'run folder', checkpoint, message"
+        "targets", nargs="*", metavar="TARGET", help="method, configuration, 'run folder', checkpoint, table, message"
     )
     parser.add_argument("--inputs", type=int, default=100_000, help="for each target")
     parser.add_argument("--seed", type=int, default=0)

@@ -16,8 +16,10 @@ from typing import Any, NamedTuple
 
 import torch
 import yaml
+from PIL import Image
 
 from isofed.config import read_words, read_yaml, settings
+from isofed.data import load
 from isofed.federation import Federation
 from isofed.files import load_tensors, save_tensors
 from isofed.methods import names, parse
@@ -65,6 +67,7 @@ def every(folder: Path) -> dict[str, Target]:
     """All targets; each has a folder of its own for the files that it needs."""
     made = {"method": method(), "configuration": configuration(folder / "configuration")}
     made |= {"run folder": run_folder(folder / "run"), "checkpoint": checkpoint(folder / "checkpoint")}
+    made["table"] = table(folder / "table")
     if importlib.util.find_spec("flwr"):  # an optional extra
         from tests.flower.messages import message
 
@@ -108,6 +111,27 @@ def configuration(folder: Path) -> Target:
         else:
             file.write_bytes(data[1:])
             settings(read_yaml(file))
+
+    return Target(make, take)
+
+
+def table(folder: Path) -> Target:
+    folder.mkdir(parents=True)
+    lines = ["picture,label,site,patient,part,age"]
+    for n in range(12):
+        Image.new("L", (2, 2), n).save(folder / f"{n}.png")
+        lines.append(
+            f"{n}.png,{'ab'[n % 2]},{'north' if n < 6 else 'south'},p{n // 3},{'train' if n % 4 else 'test'},60"
+        )
+    valid = "\n".join(lines)
+
+    def make(rng: random.Random) -> bytes:
+        whole = valid.replace(",part", ",of") if rng.random() < 0.5 else valid  # without parts, some are set aside
+        return anything(rng) if rng.random() < 0.03 else broken(rng, whole.replace(",", rng.choice(",,;\t")).encode())
+
+    def take(data: bytes) -> None:
+        (folder / "mine.csv").write_bytes(data)
+        load(folder / "mine.csv")
 
     return Target(make, take)
 

@@ -26,7 +26,8 @@ def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Target]:
 
 
 @pytest.mark.parametrize(
-    ("name", "count"), [("method", 300), ("configuration", 300), ("run folder", 100), ("checkpoint", 200)]
+    ("name", "count"),
+    [("method", 300), ("configuration", 300), ("run folder", 100), ("checkpoint", 200), ("table", 200)],
 )
 def test_no_input_ends_in_anything_but_a_sentence(name: str, count: int, targets: dict[str, Target]) -> None:
     for data in inputs(name, targets[name], count, seed=1):

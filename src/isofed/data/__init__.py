@@ -15,6 +15,7 @@ from isofed.errors import UserError, unknown
 
 __all__ = [
     "AT_SITES",
+    "FILES",
     "Dataset",
     "Part",
     "Progress",
@@ -28,6 +29,7 @@ __all__ = [
 ]
 
 
+FILES = {".npz": "npz", ".csv": "table", ".tsv": "table"}  # which source reads a file of which ending
 AT_SITES = "sites"  # the value of ``data`` where each site of a deployment has its own folder
 
 
@@ -35,8 +37,8 @@ def load(data: str | os.PathLike[str], root: str | None = None, progress: Progre
     """Get a data set by name with options, or from a path.
 
     ``data`` is a text such as ``digits``, ``synthetic:samples=1000000`` or ``folder:size=64`` (with the path in
-    ``root``), or directly the path of an ``.npz`` file or of a folder with class or domain/class folders, which
-    may carry options too: ``pictures:size=64``. ``progress(done, total)`` is called while many files are read.
+    ``root``), or directly the path of an ``.npz`` or ``.csv`` file or of a folder with class or domain/class folders,
+    which may carry options too: ``pictures:size=64``. ``progress(done, total)`` is called while many files are read.
     """
     choice, root = _chosen(data, root)
     return spec.make(source(choice.name), choice, "data set").load(root, progress)
@@ -93,7 +95,7 @@ def _from_path(text: str, root: str | None) -> tuple[spec.Choice, str]:
     """The source that fits a path."""
     path, options = _cut(text)
     if not os.path.exists(path):
-        if os.sep in text or "/" in text or text.startswith((".", "~")) or path.suffix.lower() == ".npz":
+        if os.sep in text or "/" in text or text.startswith((".", "~")) or path.suffix.lower() in FILES:
             raise UserError(f"there is no file or folder '{text}': data must be a path that exists or a known name")
         name = spec.parse_one(text, "data set").name
         if name == AT_SITES:
@@ -105,8 +107,11 @@ def _from_path(text: str, root: str | None) -> tuple[spec.Choice, str]:
         from isofed.data.sources.folders import recognise
 
         name = recognise(path)
-    elif path.suffix.lower() == ".npz":
-        name = "npz"
     else:
-        raise UserError(f"'{text}' is a file isofed does not read: data can be an .npz file or a folder of pictures")
+        kind = FILES.get(path.suffix.lower())
+        if kind is None:
+            raise UserError(
+                f"'{text}' is a file isofed does not read: data can be an .npz or .csv file or a folder of pictures"
+            )
+        name = kind
     return spec.parse_one(f"{name}:{options}" if options else name, "data set"), str(path)

@@ -21,7 +21,9 @@ import torch
 from torch import Tensor
 
 from isofed import draws
+from isofed.data.groups import whole_groups
 from isofed.errors import UserError
+from isofed.words import many
 
 Index = npt.NDArray[np.int64]
 Array = npt.NDArray[Any]
@@ -42,11 +44,19 @@ class Part:
     images: Tensor  # uint8 or float32 [N, H, W, C], contiguous
     labels: Tensor  # int64 [N]
     domains: Tensor | None  # int64 [N]
+    groups: Tensor | None  # int64 [N], such as patients: samples of one group are set aside together
 
-    def __init__(self, images: Tensor | Array, labels: Tensor | Array, domains: Tensor | Array | None = None) -> None:
+    def __init__(
+        self,
+        images: Tensor | Array,
+        labels: Tensor | Array,
+        domains: Tensor | Array | None = None,
+        groups: Tensor | Array | None = None,
+    ) -> None:
         object.__setattr__(self, "images", _tensor("images", images))
         object.__setattr__(self, "labels", _tensor("labels", labels))
         object.__setattr__(self, "domains", None if domains is None else _tensor("domains", domains))
+        object.__setattr__(self, "groups", None if groups is None else _tensor("groups", groups))
         self._check()
 
     def _check(self) -> None:
@@ -54,7 +64,7 @@ class Part:
             raise UserError(f"images must have the shape [N, H, W, C], not {list(self.images.shape)}")
         if self.images.dtype not in (torch.uint8, torch.float32):
             raise UserError(f"images must be uint8 or float32, not {_dtype(self.images)}")
-        for what, values in (("labels", self.labels), ("domains", self.domains)):
+        for what, values in (("labels", self.labels), ("domains", self.domains), ("groups", self.groups)):
             if values is None:
                 continue
             if values.dtype != torch.int64 or values.dim() != 1:
@@ -73,8 +83,18 @@ class Part:
     def subset(self, index: Index) -> Part:
         """The samples at these places, in this order."""
         where = torch.from_numpy(np.ascontiguousarray(index, dtype=np.int64)).to(self.labels.device)
-        domains = None if self.domains is None else self.domains[where]
-        return Part(self.images[where], self.labels[where], domains)
+        domains, groups = (None if of is None else of[where] for of in (self.domains, self.groups))
+        return Part(self.images[where], self.labels[where], domains, groups)
+
+    def divided(self, fraction: float, rng: np.random.Generator) -> tuple[Index, Index]:
+        """The places that are kept and those that are set aside: class by class, domain by domain, in whole groups."""
+        labels, domains, groups = (
+            None if of is None else of.cpu().numpy() for of in (self.labels, self.domains, self.groups)
+        )
+        assert labels is not None
+        if groups is None:
+            return stratified(labels, fraction, rng, domains)
+        return whole_groups(labels, groups, fraction, rng, domains)
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,6 +146,7 @@ class Dataset:
             )
         if not all(map(math.isfinite, [*mean, *std])) or min(std) <= 0:
             raise UserError(f"data set '{name}' needs a finite mean and a std above zero, not {mean} and {std}")
+        notes = [*notes, *torn(train, test)]
         return cls(name, tuple(classes), train, test, tuple(mean), tuple(std), tuple(domains), tuple(notes))
 
     def __repr__(self) -> str:
@@ -149,7 +170,8 @@ class Dataset:
         names = [*self.classes, "", *self.domains]
         digest.update(repr((names, [float(v).hex() for v in (*self.mean, *self.std)])).encode())
         for part in (self.train, self.test):
-            for values in (part.images, part.labels, part.domains):
+            # Data without groups have the fingerprint that they had before there were any.
+            for values in (part.images, part.labels, part.domains, *([] if part.groups is None else [part.groups])):
                 if values is None:
                     digest.update(b"none")
                     continue
@@ -300,11 +322,13 @@ def stratified(
 
 def held_out(name: str, part: Part, fraction: float = 0.2) -> tuple[Part, Part]:
     """A training and a test part of data that come without one: always the same, whatever the seed of a run."""
-    domains = None if part.domains is None else part.domains.numpy()
-    kept, taken = stratified(part.labels.numpy(), fraction, draws.generator(0, "data/test"), domains)
+    kept, taken = part.divided(fraction, draws.generator(0, "data/test"))
     if not len(taken):
+        only = f"only {len(part)} samples, too few"
+        if part.groups is not None:
+            only = f"{many(len(part.groups.unique()), 'group')} of samples, too few or too large"
         raise UserError(
-            f"data set '{name}' has no test part and only {len(part)} samples, too few to set {fraction:.0%} aside: "
+            f"data set '{name}' has no test part and {only} to set {fraction:.0%} aside: "
             "add samples or give a test part"
         )
     return part.subset(kept), part.subset(taken)
@@ -320,16 +344,25 @@ def validation_split(dataset: Dataset, fraction: float, seed: int) -> tuple[Data
     return dataclasses.replace(dataset, train=train.subset(kept)), train.subset(taken)
 
 
+def torn(train: Part, test: Part) -> list[str]:
+    """A sentence about groups that are in both parts of data which came divided."""
+    if train.groups is None or test.groups is None:
+        return []
+    both = len(np.intersect1d(train.groups.cpu().numpy(), test.groups.cpu().numpy()))
+    have = f"{many(both, 'group')} {'has' if both == 1 else 'have'}"
+    told = f"{have} samples in both parts, so the test is not one of groups (such as patients) never seen"
+    return [told] if both else []
+
+
 def validation_places(train: Part, fraction: float, seed: int) -> tuple[Index, Index]:
     """The places in the training part that stay in training, and those that are set aside."""
     if not 0 < fraction < 1:
         raise UserError(f"the validation share must be between 0 and 1, like 0.1, not {fraction:g}")
-    domains = None if train.domains is None else train.domains.cpu().numpy()
-    rng = draws.generator(seed, "data/validation")
-    kept, taken = stratified(train.labels.cpu().numpy(), fraction, rng, domains)
+    kept, taken = train.divided(fraction, draws.generator(seed, "data/validation"))
     if not len(taken):
+        why = "a sample" if train.groups is None else "groups are set aside whole, and one"
         raise UserError(
-            f"a validation share of {fraction:g} of {len(train)} training samples is empty, because a sample of every "
+            f"a validation share of {fraction:g} of {len(train)} training samples is empty, because {why} of every "
             "class must stay in training: ask for a larger share or use more data"
         )
     return kept, taken

@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from isofed.data.base import Dataset, Part, held_out
+from isofed.data.base import Dataset, Index, Part, held_out
+from isofed.data.groups import numbered
 from isofed.data.sources.decode import FORMATS, MOST_PIXELS, check_size, in_mode
 from isofed.errors import UserError
 
@@ -27,15 +28,17 @@ def from_hugging_face(
     label: str = "label",
     domain: str | None = None,
     size: int | None = None,
+    group: str | None = None,
 ) -> Dataset:
     """A data set for ``Federation(dataset=...)`` from splits of a Hugging Face data set.
 
     ``image``, ``label`` and ``domain`` name columns: of Pillow pictures, encoded bytes or arrays; of numbers or names;
     and of what tells sources apart. ``size`` squashes pictures to size x size, and without it they must be alike. A
-    fifth of ``train`` is set aside where there is no ``test``.
+    fifth of ``train`` is set aside where there is no ``test``. ``group`` names the column of what must not be torn
+    apart then, nor for a validation part, such as patients.
     """
     given = [train] if test is None else [train, test]
-    wanted = [image, label] + ([domain] if domain else [])
+    wanted = [image, label, *filter(None, (domain, group))]
     for which, part in zip(("train", "test"), given, strict=False):
         _check_columns(which, part, wanted)
     if size is not None:
@@ -47,14 +50,16 @@ def from_hugging_face(
     images = [np.repeat(i, channels, axis=3) if i.shape[3] < channels else i for i in images]
     info = getattr(train, "info", None)
     name = str(getattr(info, "dataset_name", None) or getattr(info, "builder_name", None) or "hugging-face")
-    parts = [_part(*each) for each in zip(images, labels, domains, strict=True)]
+    groups: list[Index | None] = [None] * len(given)
+    if group:
+        groups = [*numbered([np.array([str(value) for value in _column(part, group)]) for part in given])]
+    parts = [_part(*each) for each in zip(images, labels, domains, groups, strict=True)]
     held = parts if len(parts) == 2 else held_out(name, parts[0])
     return Dataset.build(name, classes, held[0], held[1], domains=domain_names)
 
 
-def _part(images: Array, labels: Array, domains: Array | None) -> Part:
-    where = None if domains is None else torch.from_numpy(domains)
-    return Part(torch.from_numpy(np.ascontiguousarray(images)), torch.from_numpy(labels), where)
+def _part(images: Array, labels: Array, domains: Array | None, groups: Array | None) -> Part:
+    return Part(torch.from_numpy(np.ascontiguousarray(images)), labels, domains, groups)
 
 
 def _check_columns(which: str, part: Any, wanted: list[str]) -> None:

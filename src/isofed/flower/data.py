@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from isofed.config import Settings
-from isofed.data import AT_SITES, Dataset, Part, load
+from isofed.data import AT_SITES, FILES, Dataset, Part, load
 from isofed.engine.world import World
 from isofed.errors import UserError
 from isofed.flower.pictures import read_pictures
@@ -24,8 +24,12 @@ Adapter = Callable[[Path, tuple[int, int, int]], Dataset]  # folder, and (channe
 
 
 def read_folder(folder: Path, shape: tuple[int, int, int]) -> Dataset:
-    """Pictures in class folders, resized to the federation's shape, or an .npz file; see the page on your own data."""
-    return read_pictures(folder, shape) if folder.is_dir() else load(folder)
+    """Pictures in class folders or listed by a .csv file, of the federation's shape, or an .npz file.
+
+    The page on your own data says how each of them looks.
+    """
+    pictures = folder.is_dir() or FILES.get(folder.suffix.lower()) == "table"
+    return read_pictures(folder, shape) if pictures else load(folder)
 
 
 def shape_of(terms: Terms) -> tuple[int, int, int]:

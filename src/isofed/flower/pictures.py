@@ -8,64 +8,61 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from isofed.data import Dataset, Part
-from isofed.data.base import held_out
+from isofed.data.base import torn
 from isofed.data.cache import cached, fingerprint
 from isofed.data.sources.decode import DECODING, SUFFIXES, contents, decode, folders_in, pictures_in
+from isofed.data.sources.items import Item, codes_of, divided
+from isofed.data.sources.table import Table
 from isofed.data.sources.unused import LOST, Unused, lost, lost_notes, strays
 from isofed.errors import UserError
 from isofed.flower.terms import Refusal
 
-Files = list[tuple[Path, str]]  # picture, class
 
-
-def read_pictures(folder: Path, shape: tuple[int, int, int]) -> Dataset:
-    """Pictures in class folders, optionally under train/ and test/, resized to the federation's shape."""
+def read_pictures(place: Path, shape: tuple[int, int, int]) -> Dataset:
+    """Pictures in class folders, optionally under train/ and test/, or in a table, of the federation's shape."""
     channels, height, width = shape
     if height != width or channels not in (1, 3):
         raise Refusal(
             f"makes pictures square, with 1 or 3 channels, which shape {list(shape)} is not; "
             "federation/data.py can read them in another way"
         )
-    train, test = folder / "train", folder / "test"
-    divided = train.is_dir() and test.is_dir() and bool(folders_in(train))
-    unused, roots = Unused(), [train, test] if divided else [folder]
-    parts = [_files(part, unused) for part in roots]
-    notes = strays(roots, "class") + unused.notes()
-    classes = sorted({name for files in parts for _, name in files})
-    number = {name: place for place, name in enumerate(classes)}
-    labels = [torch.tensor([number[name] for _, name in files]) for files in parts]
-    if not divided:
-        parts, labels = _divided(folder.name, parts[0], labels[0])
-    paths = [[file for file, _ in files] for files in parts]
-    *images, missed = _images(folder, paths, (height, width, channels))
+    parts, notes = _in_folders(place) if place.is_dir() else Table().items(place)
+    classes = sorted({item.label for items in parts for item in items})
+    groups = sorted({item.group for items in parts for item in items} - {""})
+    codes = [codes_of(items, classes, [], groups) for items in parts]
+    if len(parts) == 1:
+        parts, codes = divided(place.stem, parts[0], codes[0])
+    paths = [[item.file for item in items] for items in parts]
+    *images, missed = _images(place, paths, (height, width, channels))
     notes += lost_notes(missed, [file for files in paths for file in files])
-    made = [Part(torch.from_numpy(array), label) for array, label in zip(images, labels, strict=True)]
+    made = [Part(torch.from_numpy(array), *known) for array, known in zip(images, codes, strict=True)]
+    notes += torn(made[0], made[1])
     half = (0.5,) * channels
-    return Dataset(folder.name, tuple(classes), made[0], made[1], half, half, notes=tuple(notes))
+    return Dataset(place.stem, tuple(classes), made[0], made[1], half, half, notes=tuple(notes))
 
 
-def _files(folder: Path, unused: Unused) -> Files:
+def _in_folders(folder: Path) -> tuple[list[list[Item]], list[str]]:
+    """The pictures of the training and the test part, or of a single one, and what is not used."""
+    train, test = folder / "train", folder / "test"
+    apart = train.is_dir() and test.is_dir() and bool(folders_in(train))
+    unused, roots = Unused(), [train, test] if apart else [folder]
+    parts = [_items(part, unused) for part in roots]
+    return parts, strays(roots, "class") + unused.notes()
+
+
+def _items(folder: Path, unused: Unused) -> list[Item]:
     """The pictures of all class folders; an empty one does no harm."""
-    found: Files = []
+    found: list[Item] = []
     for inside in folders_in(folder):
         held = contents(inside)
-        found += [(file, inside.name) for file in held.pictures]
+        found += [Item(file, inside.name) for file in held.pictures]
         unused.add(held)
     if not found:
         hint = "" if pictures_in(folder) else f" (isofed reads {', '.join(sorted(SUFFIXES))})"
         raise UserError(f"'{folder}' has no folders with pictures{hint}: put those of each class into one")
     return found
-
-
-def _divided(name: str, files: Files, labels: Tensor) -> tuple[list[Files], list[Tensor]]:
-    """Training and test pictures, by the rule that divides every data set without a test part, before any is read."""
-    places = torch.arange(len(files)).view(torch.uint8).view(-1, 1, 1, 8)  # in the place of pictures
-    parts = held_out(name, Part(places, labels))
-    chosen = [part.images.view(-1).view(torch.int64).tolist() for part in parts]
-    return [[files[i] for i in index] for index in chosen], [part.labels for part in parts]
 
 
 def _images(folder: Path, parts: list[list[Path]], shape: tuple[int, int, int]) -> list[npt.NDArray[Any]]:

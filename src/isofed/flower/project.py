@@ -59,8 +59,8 @@ app = client(read)
 _DATA = '''\
 """How a site reads its own folder. This runs at the site, and what it returns stays there.
 
-As it is, it reads pictures in one folder for each class (optionally under train/ and test/), or an .npz file. If your
-files lie in another way, build the data set yourself:
+As it is, it reads pictures in one folder for each class (optionally under train/ and test/), or those that a .csv file
+lists, or an .npz file. If your files lie in another way, build the data set yourself:
 
     images = ...  # uint8 tensor [N, height, width, channels]
     labels = ...  # int64 tensor [N], numbers of the names in `classes`

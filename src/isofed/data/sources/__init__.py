@@ -38,6 +38,7 @@ SOURCES: dict[str, str] = {
     "domainnet": "isofed.data.sources.domainnet:DomainNet",
     "ham10000": "isofed.data.sources.ham10000:Ham10000",
     "npz": "isofed.data.sources.npz:Npz",
+    "table": "isofed.data.sources.table:Table",
     "folder": "isofed.data.sources.folders:Folder",
     "domain-folder": "isofed.data.sources.folders:DomainFolder",
 }

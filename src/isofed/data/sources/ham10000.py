@@ -28,8 +28,8 @@ class Ham10000:
     The classes are the sorted values of the column dx, the domains those of the column dataset, so that
     ``partition=domain`` makes an institution a client. The test set is FedUV's in size, about 20 % of each domain: of
     each class in it, whole lesions in an order drawn with ``split_seed``, as long as they fit into 20 % of its
-    pictures. All pictures of a lesion are on one side. ``split=feduv`` trains on all others; ``split=fedbn`` on equally
-    many of each domain (half of the smallest one's). Pictures are squashed to size x size.
+    pictures. All pictures of a lesion are on one side, of a validation part too. ``split=feduv`` trains on all others;
+    ``split=fedbn`` on equally many of each domain (half of the smallest one's). Pictures are squashed to size x size.
     """
 
     size: int = 96
@@ -41,7 +41,7 @@ class Ham10000:
         table = next(path / name for name in TABLES if (path / name).exists())
         rows = _rows(table)
         listing = _listing(path, table, rows)
-        test = lesions_to_test(listing, [row["lesion_id"] for row in rows], self.split_seed)
+        test = lesions_to_test(listing, self.split_seed)
         places = parts("ham10000", listing, test, self.split, self.split_seed)
         return dataset("ham10000", self, listing, places, progress=progress)
 
@@ -85,13 +85,14 @@ def _listing(path: Path, table: Path, rows: list[dict[str, str]]) -> Listing:
     classes, domains = (tuple(sorted({row[column] for row in rows})) for column in ("dx", "dataset"))
     labels = numbers([classes.index(row["dx"]) for row in rows])
     where = numbers([domains.index(row["dataset"]) for row in rows])
-    return Listing([found[row["image_id"]] for row in rows], labels, classes, where, domains)
+    _, lesions = np.unique([row["lesion_id"] for row in rows], return_inverse=True)
+    return Listing([found[row["image_id"]] for row in rows], labels, classes, where, domains, lesions)
 
 
-def lesions_to_test(listing: Listing, lesions: list[str], seed: int) -> Index:
+def lesions_to_test(listing: Listing, seed: int) -> Index:
     """The places for testing, never some of a lesion's only; a lesion counts where its first picture is from."""
-    assert listing.domains is not None
-    _, first, lesion, sizes = np.unique(lesions, return_index=True, return_inverse=True, return_counts=True)
+    assert listing.domains is not None and listing.groups is not None
+    _, first, lesion, sizes = np.unique(listing.groups, return_index=True, return_inverse=True, return_counts=True)
     tested = np.zeros(len(first), dtype=bool)
     for domain in range(len(listing.domain_names)):
         for label in range(len(listing.classes)):

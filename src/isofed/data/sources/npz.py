@@ -6,48 +6,47 @@ import zipfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from isofed.data.base import Dataset, Index, Part, held_out
+from isofed.data.groups import numbered
 from isofed.data.sources import Progress, existing
 from isofed.errors import UserError
 
 Array = npt.NDArray[Any]
 
-_KEYS = "x_train, y_train, x_test, y_test, or images, labels and optionally domains"
-_PARTED = ("x_train", "y_train", "x_test", "y_test", "domains_train", "domains_test")
-_WHOLE = ("images", "labels", "domains")
+_KEYS = "x_train, y_train, x_test, y_test, or images, labels and optionally domains and groups"
+_PARTED = tuple(f"{what}_{part}" for part in ("train", "test") for what in ("x", "y", "domains", "groups"))
+_WHOLE = ("images", "labels", "domains", "groups")
 _NAMES = ("classes", "domain_names")
 _CHANNELS = (1, 2, 3, 4)
 
 
 @dataclass(frozen=True)
 class Npz:
-    """Your own .npz file: x_train, y_train, x_test, y_test, or images, labels and optionally domains."""
+    """Your own .npz file: x_train, y_train, x_test, y_test, or images, labels and optionally domains and groups."""
 
     layout: Literal["auto", "nhwc", "nchw"] = "auto"
 
     def load(self, root: str | None = None, progress: Progress | None = None) -> Dataset:
         path = existing(root, "npz", "an .npz file")
         arrays = _read(path)
-        pairs = _pairs(path, arrays)
-        images = [self._images(path, key, arrays[key]) for key, _, _ in pairs]
-        labels, classes = _codes(path, [(k, arrays[k]) for _, k, _ in pairs], arrays.get("classes"), "label")
-        domains: list[Index | None] = [None] * len(pairs)
+        keys = _keys(path, arrays)
+        images = [self._images(path, part.images, arrays[part.images]) for part in keys]
+        labels, classes = _codes(path, [(p.labels, arrays[p.labels]) for p in keys], arrays.get("classes"), "label")
+        domains: list[Index | None] = [None] * len(keys)
+        groups = [*domains]
         names: tuple[str, ...] = ()
-        of_domains = [k for _, _, k in pairs if k in arrays]
-        if len(of_domains) == len(pairs):
-            given = [(k, arrays[k]) for k in of_domains]
-            codes, names = _codes(path, given, arrays.get("domain_names"), "domain")
-            domains = list(codes)
-        elif of_domains:
-            missing = next(k for _, _, k in pairs if k not in arrays)
-            raise UserError(f"'{path.name}' has '{of_domains[0]}' but not '{missing}': give both or neither")
-        parts = [_part(*each) for each in zip(images, labels, domains, strict=True)]
+        if of_domains := _given(path, arrays, [part.domains for part in keys]):
+            codes, names = _codes(path, of_domains, arrays.get("domain_names"), "domain")
+            domains = [*codes]
+        if of_groups := _given(path, arrays, [part.groups for part in keys]):
+            groups = [*numbered(_flat(path, of_groups, "group"))]
+        arranged = zip(map(np.ascontiguousarray, images), labels, domains, groups, strict=True)
+        parts = [Part(*each) for each in arranged]
         train, test = parts if len(parts) == 2 else held_out(path.stem, parts[0])
         return Dataset.build(path.stem, classes, train, test, domains=names)
 
@@ -103,33 +102,45 @@ def _read(path: Path) -> dict[str, Array]:
     return arrays
 
 
-def _pairs(path: Path, arrays: dict[str, Array]) -> list[tuple[str, str, str]]:
-    """The keys of pictures, labels and domains of each part there is."""
+class _Keys(NamedTuple):
+    """What the arrays of a part are called."""
+
+    images: str
+    labels: str
+    domains: str
+    groups: str
+
+
+def _keys(path: Path, arrays: dict[str, Array]) -> list[_Keys]:
+    """The keys of each part there is."""
     parted, whole = any(k in arrays for k in _PARTED), any(k in arrays for k in _WHOLE)
     if parted and whole:
         raise UserError(f"'{path.name}' mixes two forms: it needs the keys {_KEYS}, not some of both")
-    if whole or not parted:
-        pairs = [("images", "labels", "domains")]
-    else:
-        pairs = [("x_train", "y_train", "domains_train")]
-        if any(k in arrays for k in ("x_test", "y_test", "domains_test")):
-            pairs.append(("x_test", "y_test", "domains_test"))
-    for images, labels, _ in pairs:
-        for key in (images, labels):
+    train, test = _Keys(*_PARTED[:4]), _Keys(*_PARTED[4:])
+    keys = [train, *([test] if any(k in arrays for k in test) else [])] if parted else [_Keys(*_WHOLE)]
+    for part in keys:
+        for key in part[:2]:
             if key not in arrays:
                 raise UserError(f"'{path.name}' has no '{key}': it needs the keys {_KEYS}")
-        if arrays[images].shape[:1] != arrays[labels].shape[:1]:
+        images, labels = arrays[part.images], arrays[part.labels]
+        if images.shape[:1] != labels.shape[:1]:
             raise UserError(
-                f"'{images}' and '{labels}' in '{path.name}' have the shapes {list(arrays[images].shape)} and "
-                f"{list(arrays[labels].shape)}: there must be one label a picture"
+                f"'{part.images}' and '{part.labels}' in '{path.name}' have the shapes {list(images.shape)} and "
+                f"{list(labels.shape)}: there must be one label a picture"
             )
-    return pairs
+    return keys
 
 
-def _codes(
-    path: Path, given: list[tuple[str, Array]], names: Array | None, kind: str
-) -> tuple[list[Index], tuple[str, ...]]:
-    """Labels (or domains) as numbers from 0, with their names; texts are numbered in alphabetical order."""
+def _given(path: Path, arrays: dict[str, Array], keys: list[str]) -> list[tuple[str, Array]]:
+    """An optional array of each part, which all parts have or none."""
+    there, missing = [k for k in keys if k in arrays], [k for k in keys if k not in arrays]
+    if there and missing:
+        raise UserError(f"'{path.name}' has '{there[0]}' but not '{missing[0]}': give both or neither")
+    return [(key, arrays[key]) for key in there]
+
+
+def _flat(path: Path, given: list[tuple[str, Array]], kind: str) -> list[Array]:
+    """One whole number or one name for each sample, in the same form in all parts."""
     flat = []
     for key, values in given:
         if values.ndim == 2 and values.shape[1] == 1:
@@ -140,10 +151,18 @@ def _codes(
                 f"it needs one whole number or one name per sample, [N]"
             )
         flat.append(values)
-    if names is not None and (names.ndim != 1 or names.dtype.kind != "U"):
-        raise UserError(f"the names of the {kind}s in '{path.name}' must be a list of texts, not {names.dtype}")
     if len({v.dtype.kind == "U" for v in flat}) == 2:
         raise UserError(f"the {kind}s in '{path.name}' are numbers in one part and names in the other: use one form")
+    return flat
+
+
+def _codes(
+    path: Path, given: list[tuple[str, Array]], names: Array | None, kind: str
+) -> tuple[list[Index], tuple[str, ...]]:
+    """Labels (or domains) as numbers from 0, with their names; texts are numbered in alphabetical order."""
+    flat = _flat(path, given, kind)
+    if names is not None and (names.ndim != 1 or names.dtype.kind != "U"):
+        raise UserError(f"the names of the {kind}s in '{path.name}' must be a list of texts, not {names.dtype}")
     if flat[0].dtype.kind == "U":
         known = np.unique(np.concatenate(flat)) if names is None else names
         place = {str(name): i for i, name in enumerate(known)}
@@ -166,8 +185,3 @@ def _codes(
             f"number the {kind}s 0, 1, 2, ... without gaps"
         )
     return codes, tuple(map(str, range(count)))
-
-
-def _part(images: Array, labels: Index, domains: Index | None) -> Part:
-    where = None if domains is None else torch.from_numpy(domains)
-    return Part(torch.from_numpy(np.ascontiguousarray(images)), torch.from_numpy(labels), where)

@@ -31,6 +31,7 @@ class Listing:
     classes: tuple[str, ...]
     domains: Index | None = None
     domain_names: tuple[str, ...] = ()
+    groups: Index | None = None
 
 
 def find(name: str, root: str | None, marks: Sequence[str], usual: Sequence[str]) -> Path:
@@ -113,8 +114,8 @@ def dataset(
     images = cached("pictures", about, shapes, fill)
     made = []
     for part, index in zip(parts, places, strict=True):
-        domains = None if listing.domains is None else torch.from_numpy(listing.domains[index])
-        made.append(Part(torch.from_numpy(images[part]), torch.from_numpy(listing.labels[index]), domains))
+        domains, groups = (None if of is None else of[index] for of in (listing.domains, listing.groups))
+        made.append(Part(torch.from_numpy(images[part]), listing.labels[index], domains, groups))
     return Dataset.build(name, listing.classes, made[0], made[1], mean, std, listing.domain_names)
 
 
