@@ -302,6 +302,15 @@ def test_steps_at_rounds_or_shares_of_them(at: str, rounds: int, drops: tuple[in
     assert [lr_at(made, t) for t in range(1, rounds + 1)] == pytest.approx(wanted, rel=1e-12)
 
 
+def test_a_share_of_the_rounds_is_reckoned_as_it_is_written() -> None:
+    """In floating point 0.55 of 100 is more than 55, and the rate would drop a round late."""
+    for rounds in (8, 25, 50, 100, 200):
+        for share in range(1, 100):
+            made = settings({"lr": 1.0, "lr_schedule": f"step:at=0.{share:02d},factor=0.1", "rounds": rounds})
+            after = next((done for done in range(rounds) if lr_at(made, done + 1) < 1), rounds)
+            assert after == -(-share * rounds // 100), (share, rounds)
+
+
 @pytest.mark.parametrize(
     ("text", "key", "rule"),
     [("none", "keep", None), ("every:5", "keep", 5), ("every:n=5", "keep", 5), ("every:1", "keep_clients", 1),

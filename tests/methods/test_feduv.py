@@ -103,10 +103,15 @@ def feduv(
 
 
 def univarfl(
-    mu: float = 0.5, lam: float = 1.0, eps: float = 0.01, diagonal: bool = False, hinge: str = "linear"
+    mu: float = 0.5,
+    lam: float = 1.0,
+    eps: float = 0.01,
+    diagonal: bool = False,
+    hinge: str = "linear",
+    c: float | None = None,
 ) -> Objective:
     def objective(output: Output, inputs: Tensor, labels: Tensor) -> Tensor:
-        terms = mu * energy(output.features, eps, diagonal) + lam * varied(output.logits, "var", hinge)
+        terms = mu * energy(output.features, eps, diagonal) + lam * varied(output.logits, "var", hinge, c)
         return cross(output, inputs, labels) + terms
 
     return objective
@@ -162,6 +167,7 @@ def test_feduv(method: str, settings: dict[str, Any], known: dict[str, Any]) -> 
         ("univarfl:eps=0.1,mu=2,lam=7", {"rounds": 1}, {"eps": 0.1, "mu": 2, "lam": 7}),
         ("univarfl:diagonal=true", {"rounds": 1}, {"diagonal": True}),
         ("univarfl:hinge=squared,lam=9", {"rounds": 1, "seed": 1}, {"hinge": "squared", "lam": 9}),
+        ("univarfl:c=0.1875,lam=9", {"rounds": 1}, {"c": 3 / 16, "lam": 9}),
         ("univarfl", {"data": "synthetic:samples=90,test=20,classes=3", "rounds": 1}, {"lam": 0.75}),
     ],
 )

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from isofed.draws import generator
 from isofed.engine.replica import Job, Replica
 from isofed.federation import Federation
 from isofed.models import Network, Output, has_batch_norm
@@ -35,9 +36,10 @@ class Moons(Written):
         beta: float = 0.0,
         train: bool = False,
         initial: bool = False,
+        random: bool = False,
     ):
         super().__init__(run, self.contrastive)
-        self.in_training, self.initial = train, initial
+        self.in_training, self.initial, self.random = train, initial or random, random
         self.first = {k: v.double() for k, v in run.layout.views(run.state.weights.clone()).items()}
         if head:
             self.network.projector = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 256)).double()
@@ -62,12 +64,18 @@ class Moons(Written):
             loss = loss + self.mu * torch.stack(terms).mean()
         return loss + self.beta * decorrelation(output.features) if self.beta else loss
 
+    def own(self, client: int) -> Named:
+        """The initial weights of a client's own network."""
+        seed = generator(self.world.settings.seed, "another network", client).integers(2**62)
+        return {k: v.double() for k, v in self.world.network(int(seed)).state_dict().items()}
+
     def local(
         self, start: Named, round: int, client: int, correct: Correction | None = None, lr: float | None = None
     ) -> tuple[Named, list[Gradients]]:
         self.known = client in self.last or self.initial
         self.received.load_state_dict(start)
-        self.previous.load_state_dict(self.last.get(client, self.first if self.initial else start))
+        first = self.own(client) if self.random else self.first if self.initial else start
+        self.previous.load_state_dict(self.last.get(client, first))
         self.received.train(self.in_training), self.previous.train(self.in_training)
         model, seen = super().local(start, round, client, correct, lr)
         self.last[client] = model
@@ -86,6 +94,8 @@ class Moons(Written):
         ("moon:frozen=train", {"model": "cnn", "rounds": 3, "participation": 0.5}, {"train": True}),
         ("moon:first=initial", {"rounds": 3, "participation": 0.5}, {"initial": True}),
         ("moon:first=initial,frozen=train", {"model": "cnn"}, {"initial": True, "train": True}),
+        ("moon:first=random", {"rounds": 3, "participation": 0.5}, {"random": True}),
+        ("moon:first=random", {"model": "cnn", "executor": "workers", "workers": 2}, {"random": True}),
     ],
 )
 def test_moon(method: str, settings: dict[str, Any], known: dict[str, Any]) -> None:
@@ -99,6 +109,19 @@ def test_moon(method: str, settings: dict[str, Any], known: dict[str, Any]) -> N
         state = run.state.clients[client]
         assert float(state["moon.known"]) == 1
         assert distance(run.layout.views(state["moon.model"]), model) < 5e-6
+
+
+def test_each_client_has_initial_weights_of_its_own() -> None:
+    run = small(method="moon:first=random", model="cnn")
+    plain = Moons(run, random=True)
+    models = [plain.own(client) for client in (0, 1, 0)]
+    for name, first in run.layout.views(run.state.weights).items():
+        one, other, again = (model[name] for model in models)
+        assert torch.equal(one, again)
+        if first.std() > 0.01 and first.numel() > 100:  # drawn, not set: of the same spread, and each another
+            assert not torch.allclose(one, other) and not torch.allclose(one, first.double())
+            assert 0.7 < float(one.std() / first.std()) < 1.4
+    assert not same_bytes(run, small(method="moon:first=initial", model="cnn"))
 
 
 def test_some_clients_above_skipped_a_round_and_some_did_not() -> None:

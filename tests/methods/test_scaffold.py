@@ -39,7 +39,9 @@ def full_gradient(plain: Plain, start: Named, client: int) -> Gradients:
     return dict(zip(named, torch.autograd.grad(loss, list(named.values())), strict=True))
 
 
-def by_hand(run: Federation, option: int = 2, lr: float = 1.0) -> tuple[Named, Named, dict[int, Named]]:
+def by_hand(
+    run: Federation, option: int = 2, lr: float = 1.0, by_steps: bool = False
+) -> tuple[Named, Named, dict[int, Named]]:
     plain, s = Plain(run), run.settings
     server, names = plain.start(), plain.trained()
     c = zeros(server, names)
@@ -64,6 +66,9 @@ def by_hand(run: Federation, option: int = 2, lr: float = 1.0) -> tuple[Named, N
                 part = responses(len(seen), s.momentum, s.nesterov)
                 weights = torch.tensor(part).double() / sum(part)
                 new = {n: torch.einsum("k,k...->...", weights, torch.stack([g[n] for g in seen])) for n in names}
+                if by_steps:  # the corrected gradients, so many times too large
+                    times = sum(part) / len(seen)
+                    new = {n: times * new[n] + (1 - times) * (own[k][n] - c[n]) for n in names}
             change = {n: change[n] + population[k] * (new[n] - own[k][n]) for n in names}
             own[k] = {n: new[n].clone() for n in names}
         counts = [1.0 if s.weighting == "uniform" else float(plain.sizes[k]) for k in who]
@@ -88,6 +93,8 @@ VARIATE = 3e-6
         ("scaffold", {"momentum": 0.9}, {}),
         ("scaffold", {"momentum": 0.6, "nesterov": True, "participation": 0.5, "rounds": 3}, {}),
         ("scaffold:lr=0.5", {"participation": 0.5, "rounds": 3}, {"lr": 0.5}),
+        ("scaffold:divisor=steps", {"momentum": 0.5, "participation": 0.5, "rounds": 3}, {"by_steps": True}),
+        ("scaffold:divisor=steps", {"momentum": 0.5, "nesterov": True}, {"by_steps": True}),
         ("scaffold:option=1", {"rounds": 3, "participation": 0.5}, {"option": 1}),
         ("scaffold:option=1", {"momentum": 0.9}, {"option": 1}),
     ],

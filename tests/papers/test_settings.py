@@ -53,6 +53,9 @@ FEDUV = {
     "STL-10": "data=stl10 model=feduv-cnn rounds=100",
     "PACS": f"data=pacs:{FEATURES} model=feduv-cnn rounds=60 {DOMAINS}",
     "HAM10000": f"data=ham10000:{FEATURES} model=feduv-resnet18 rounds=60 {DOMAINS}",
+    "CIFAR-100@paper": "model=feduv-resnet18-plain",
+    "HAM10000@paper": "model=feduv-resnet18-plain",
+    "IID@split": "partition=dirichlet:inf,numpy_seed=42",
     "TinyImageNet": "data=tiny-imagenet:size=64 model=feduv-resnet50 rounds=40",
     "Office-Home": f"data=office-home:{FEATURES} model=feduv-resnet50 rounds=40 {DOMAINS}",
     "Office-Home@table2": "rounds=60",
@@ -123,10 +126,10 @@ DECORR = "feddecorr:beta={beta},form={form}"
 ALEXNET = "model=alexnet-bn partition=domain weighting=uniform rounds=300 local_epochs=1 augment=flip+rotation:30"
 FEDDECORR = {
     "*": f"{COMMON} batch_size=64 rounds=100 lr=0.01 weight_decay=1e-5 model=mobilenetv2 beta=0.1 form=code "
-    "prox=fedprox:mu=0.001 heavy=0.5 temperature=0.5 head=head=auto,hidden=640 policy=feddecorr",
+    "prox=fedprox:mu=0.001 heavy=0.5 temperature=0.5 first=none head=head=auto,hidden=640 policy=feddecorr",
     "*@split": "numpy_seed=0",
     "*@paper": "form=paper",
-    "*@released": "prox=fedavg temperature=1",
+    "*@released": "prox=fedavg temperature=1 first=random",
     "CIFAR10": f"data=cifar10:norm=feddecorr augment={CROP}",
     "CIFAR10@released": "heavy=0.9",
     "CIFAR100": "data=cifar100:labels=fine,norm=feddecorr weight_decay=1e-4 beta=0.05 "
@@ -144,8 +147,8 @@ FEDDECORR = {
     "FedProx+FedDecorr": f"method={{prox}}+{DECORR}",
     "FedAvgM": "method=fedavgm:momentum={heavy},damped=true,lr=1",
     "FedAvgM+FedDecorr": f"method=fedavgm:momentum={{heavy}},damped=true,lr=1+{DECORR}",
-    "MOON": "method=moon:mu=1,temperature={temperature},{head}",
-    "MOON+FedDecorr": f"method=moon:mu=1,temperature={{temperature}},{{head}}+{DECORR}",
+    "MOON": "method=moon:mu=1,temperature={temperature},first={first},{head}",
+    "MOON+FedDecorr": f"method=moon:mu=1,temperature={{temperature}},first={{first}},{{head}}+{DECORR}",
     "FedNova": "method=fednova:effective=response",
     "Scaffold": "method=scaffold:option=2,lr=1",
     "FedBN": "method=fedbn",
@@ -160,11 +163,15 @@ FEDDECORR = {
 
 FEDALIGN = {
     "*": f"{COMMON} clients=16 local_epochs=20 batch_size=64 last_batch=drop rounds=25 lr=0.01 nesterov=true "
-    f"persistent_momentum=true weight_decay=1e-4 augment={CROP} rescale=true limit=10 schedule=code",
+    f"persistent_momentum=true weight_decay=1e-4 augment={CROP} rescale=true limit=10 schedule=code "
+    "input=cut widths=lowest quirks=frozen=eval,first=none",
     "*@split": "numpy_seed=1",
-    "*@paper": "nesterov=false persistent_momentum=false last_batch=keep rescale=false limit=none schedule=paper",
+    "*@paper": "nesterov=false persistent_momentum=false last_batch=keep rescale=false limit=none schedule=paper "
+    "input=whole widths=drawn",
+    "*@released": "quirks=frozen=train,first=initial",
     "*@table1": "keep_clients=last",
-    "*@table7": "partition=dirichlet:0.5,balance=true,min=10",
+    "*@table7": "partition=dirichlet:0.5,balance=true,min=10,numpy_seed={numpy_seed}",
+    "homog@split": "partition=dirichlet:inf,numpy_seed=1",
     "CIFAR-100": "data=cifar100:labels=fine,norm=own model=resnet56",
     "CIFAR-10": "data=cifar10:norm=own model=resnet56",
     "ImageNet-200": "data=imagenet-200:size=224 model=resnet18-imagenet "
@@ -173,15 +180,15 @@ FEDALIGN = {
     "C=32x0.125": "clients=32 participation=0.125",
     "FedAvg": "method=fedavg",
     "FedProx": "method=fedprox:mu=0.0001",
-    "MOON": f"method={MOON}",
+    "MOON": f"method={MOON},{{quirks}}",
     "Mixup": "method=mixup:gamma=0.1",
     "StochDepth": "method=stochdepth:keep=0.9,schedule={schedule}",
-    "GradAug": "method=gradaug:n=2,lower=0.8,mu=1.75,sizes=auto,multiple=8",
+    "GradAug": "method=gradaug:n=2,lower=0.8,mu=1.75,sizes=auto,multiple=8,widths={widths}",
     **{
-        f"GradAug(n={n})": f"method=gradaug:n={n},lower=0.8,mu={mu},sizes=auto,multiple=8"
+        f"GradAug(n={n})": f"method=gradaug:n={n},lower=0.8,mu={mu},sizes=auto,multiple=8,widths={{widths}}"
         for n, mu in ((1, 2), (2, 1.75), (3, 1.5), (4, 1.25))
     },
-    "FedAlign": "method=fedalign:mu=0.45,width=0.25,rescale={rescale},clip={limit},iterations=10",
+    "FedAlign": "method=fedalign:mu=0.45,width=0.25,rescale={rescale},clip={limit},iterations=10,input={input}",
 }
 
 SAID = {"feduv": FEDUV, "univarfl": FEDUV, "spherefed": SPHEREFED, "feddecorr": FEDDECORR, "fedalign": FEDALIGN}
@@ -190,7 +197,7 @@ VARIANTS = {
     "univarfl": "split paper reset ffc diagonal",
     "spherefed": "tukey lr3 lr10",
     "feddecorr": "split paper released",
-    "fedalign": "split paper",
+    "fedalign": "split paper released",
 }
 # Three seeds elsewhere.
 ONCE = {

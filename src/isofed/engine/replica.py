@@ -159,6 +159,11 @@ class Replica:
             pieces = self._home()
             torch._foreach_copy_(pieces, list(state["isofed.home"].to(self.device).split([len(p) for p in pieces])))
 
+    def _another(self, client: int) -> Tensor:
+        """A model with initial weights of the client's own."""
+        drawn = generator(self.world.settings.seed, "another network", client).integers(2**62)
+        return self.run.layout.pack(self.world.network(int(drawn)), self.device)
+
     def _reset_counters(self) -> None:
         for buffer, value in self.counters:
             buffer.copy_(value)
@@ -178,6 +183,7 @@ class Replica:
         refill(step.sent, {k: v.to(self.device) for k, v in sent.items()})
         step.position = 0
         visit = self._plan(job, samples)
+        visit.first = state is None
         local.arrived()
         local.do(("arrive",), self._reset)
         if state and "isofed.momentum" in state:
@@ -223,6 +229,7 @@ class Replica:
             batches=lambda size: self._plain_batches("train", samples, size),
             tests=lambda size: self._own_tests(job.client, size),
             normal=normal_at(self.run.layout, self.device, s.seed, *place),
+            another=lambda: self._another(job.client),
             bound=local.method.bound,
             pull=local.method.pull,
         )

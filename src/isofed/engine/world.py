@@ -97,12 +97,13 @@ class World:
             )
         return self
 
-    def network(self) -> Network:
-        """A new network with the initial weights, as the methods want it built."""
+    def network(self, seed: int | None = None) -> Network:
+        """A new network with the initial weights, or those of another ``seed``, as the methods want it built."""
         s = self.settings
-        network = create(s.model, classes=len(self.dataset.classes), shape=self.dataset.shape, norm=s.norm, seed=s.seed)
-        with torch_seeded(s.seed, "build"):
-            s.method.build(network, len(self.dataset.classes), generator(s.seed, "build"))
+        seed = s.seed if seed is None else seed
+        network = create(s.model, classes=len(self.dataset.classes), shape=self.dataset.shape, norm=s.norm, seed=seed)
+        with torch_seeded(seed, "build"):
+            s.method.build(network, len(self.dataset.classes), generator(seed, "build"))
         return network
 
     def context(self, layout: Layout, device: torch.device) -> Run:

@@ -76,6 +76,10 @@ def _nothing_to_draw(purpose: str, system: bool) -> Tensor:
     raise RuntimeError(f"there is no generator for '{purpose}' here")
 
 
+def _no_other() -> Tensor:
+    raise RuntimeError("there is no network here whose weights could be drawn anew")
+
+
 def _nothing_named(vector: Tensor) -> Tensors:
     raise RuntimeError("there is no network here whose tensors have names")
 
@@ -135,6 +139,8 @@ class Visit:
     batches: Callable[[int], Iterator[tuple[Tensor, Tensor]]]  # inputs and labels without augmentation
     tests: Callable[[int], Iterator[tuple[Tensor, Tensor]]]  # of the test part, its domain's if it has one
     normal: Normal = _nothing_to_draw  # standard normal numbers for what leaves, one for each shared trained weight
+    another: Callable[[], Tensor] = _no_other  # a whole model like ``initial``, of weights drawn for this client alone
+    first: bool = False  # whether the client remembers nothing, not even that it was here
     bound: float | None = None  # the longest that an update may be, where a method says so
     skipped: int = 0  # batches of a single sample, left out for batch norm's sake
     full_gradient: Tensor | None = None  # of the local objective at the received weights, where a method asks for it

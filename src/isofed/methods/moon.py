@@ -31,7 +31,8 @@ class Moon(Method):
     has a projector; ``on`` always does, ``none`` never. Its hidden layer is as wide as the features, or ``hidden``.
 
     FedAlign's code has ``frozen=train``: batch norm of the two frozen models uses the batch; and ``first=initial``: in
-    a client's first visit the model that the run began with is the last one.
+    a client's first visit the model that the run began with is the last one. FedDecorr's has ``first=random``, a model
+    with initial weights of the client's own.
     """
 
     mu: float = number(1.0, "weight of the term", at_least=0)
@@ -48,8 +49,10 @@ class Moon(Method):
     frozen: Literal["eval", "train"] = described(
         "eval", "batch norm of the frozen models: eval uses what is stored, train the batch"
     )
-    first: Literal["none", "initial"] = described(
-        "none", "in a client's first visit: no term, or initial, the model that the run began with as the last one"
+    first: Literal["none", "initial", "random"] = described(
+        "none",
+        "in a client's first visit: no term; or as the last model initial, the one that the run began with, or random, "
+        "initial weights drawn for this client",
     )
 
     needs: ClassVar[tuple[str, ...]] = ("features",)
@@ -72,8 +75,12 @@ class Moon(Method):
     def begin(self, visit: Visit) -> None:
         visit.copies["moon.global"].copy_(visit.model)
         # Without a last one any model will do whose features are numbers: its term counts for nothing.
-        known, other = visit.state["moon.known"] > 0, visit.initial if self.first == "initial" else visit.model
-        visit.copies["moon.previous"].copy_(torch.where(known, visit.state["moon.model"], other))
+        other = visit.initial if self.first == "initial" else visit.model
+        if self.first == "random" and visit.first:
+            other = visit.another()
+        visit.copies["moon.previous"].copy_(
+            torch.where(visit.state["moon.known"] > 0, visit.state["moon.model"], other)
+        )
 
     def loss(self, step: Step) -> Tensor | None:
         if not self.mu:
@@ -86,7 +93,7 @@ class Moon(Method):
         with torch.no_grad():
             received, previous = (copy(step.inputs).features for copy in copies)
         contrast = self.mu * model_contrast(step.features, received, previous, self.temperature)
-        return contrast if self.first == "initial" else step.state["moon.known"][0] * contrast
+        return step.state["moon.known"][0] * contrast if self.first == "none" else contrast
 
     def end(self, visit: Visit) -> None:
         visit.state["moon.model"].copy_(visit.model)

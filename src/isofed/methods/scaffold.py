@@ -9,7 +9,7 @@ from isofed.functional.vectors import add_difference_
 from isofed.layout import Tensors
 from isofed.methods.base import Method, Round, Run, Step, Visit
 from isofed.methods.momentum import progress, refuse_persistent
-from isofed.spec import number
+from isofed.spec import described, number
 
 if TYPE_CHECKING:
     from isofed.config import Settings
@@ -22,15 +22,20 @@ class Scaffold(Method):
     Each gradient becomes g - c_k + c, with c_k the client's own mean gradient and c that of the federation.
 
     Option 2 (default) takes the new c_k from the distance travelled, c_k - c + (w_received - w) / (lr a), where a
-    is the optimiser's answer to a unit gradient: the number of steps without momentum, and right with it (dividing
-    by the steps alone, as public code does, makes c ten times too large at momentum 0.9). Option 1 takes the full
-    local gradient at the received weights, one more pass over the data. Control variates start at zero, cover
-    trained weights only, and are averaged with the run's weighting, like the weights themselves (with
+    is the optimiser's answer to a unit gradient: the number of steps without momentum, and right with it. Option 1
+    takes the full local gradient at the received weights, one more pass over the data. Control variates start at zero,
+    cover trained weights only, and are averaged with the run's weighting, like the weights themselves (with
     ``weighting=uniform`` that is the paper's 1/K).
+
+    ``divisor=steps`` divides by the steps alone, as public code does: with momentum 0.9 that makes c_k ten times too
+    large.
     """
 
     option: Literal[1, 2] = number(2, "how c_k is renewed, 1 or 2")
     lr: float = number(1.0, "server learning rate", above=0)  # of the server
+    divisor: Literal["response", "steps"] = described(
+        "response", "of option 2: the optimiser's answer to a unit gradient, or the number of steps, as in public code"
+    )
 
     extras: ClassVar[tuple[str, ...]] = ("scaffold.dc",)
     paper: ClassVar[str] = "Karimireddy et al. 2020, SCAFFOLD: stochastic controlled averaging"
@@ -59,7 +64,8 @@ class Scaffold(Method):
         if visit.full_gradient is not None and self.option == 1:
             new = visit.shared(visit.full_gradient)
         elif visit.steps:
-            new = old - visit.sent["scaffold.c"] - visit.moved / (visit.lr * progress(visit))
+            taken = progress(visit) if self.divisor == "response" else visit.steps
+            new = old - visit.sent["scaffold.c"] - visit.moved / (visit.lr * taken)
         else:
             new = old.clone()
         visit.sum["scaffold.dc"] = visit.fraction * (new - old)

@@ -34,6 +34,9 @@ class UniVarFL(Method):
     hinge: Literal["linear", "squared", "none"] = described(
         "linear", "of L_V: linear as above, squared, or none without the maximum"
     )
+    c: float | None = number(
+        None, "the variance that L_V asks for; none is 1/C, (C-1)/C² that of a biased estimate", at_least=0
+    )
 
     needs: ClassVar[tuple[str, ...]] = ("features",)
     paper: ClassVar[str] = "Gupta et al. 2025, UniVarFL: uniformity and variance regularized federated learning"
@@ -41,4 +44,6 @@ class UniVarFL(Method):
     def loss(self, step: Step) -> Tensor | None:
         lam = step.run.classes / 4 if self.lam is None else self.lam
         total = hyperspherical_energy(step.features, self.eps, self.diagonal, weight=self.mu) if self.mu else None
-        return classifier_variance(step.logits, "var", hinge=self.hinge, weight=lam, onto=total) if lam else total
+        if not lam:
+            return total
+        return classifier_variance(step.logits, "var", self.c, self.hinge, weight=lam, onto=total)
