@@ -173,13 +173,18 @@ def test_stratified_takes_the_share_of_every_group(labels: list[int], fraction: 
     kept, taken = stratified(label, fraction, np.random.default_rng(seed), domain)
     assert sorted([*kept, *taken]) == list(range(len(label)))
     assert set(label[kept]) == set(label)
+    assert domain is None or set(domain[kept]) == set(domain)
     for c in set(labels):
         for d in range(domains or 1):
             group = (label == c) & (True if domain is None else domain == d)
             share = fraction * group.sum()
-            # Never more than the share rounded up; one less than rounded down only to keep a sample of the class.
-            assert np.floor(share) - 1 <= group[taken].sum() <= np.ceil(share)
-    if np.bincount(label).max() and all((label == c).sum() * (1 - fraction) >= max(domains, 1) for c in set(labels)):
+            # Never more than the share rounded up; less than rounded down only to keep a sample of class or domain.
+            assert np.floor(share) - (2 if domains else 1) <= group[taken].sum() <= np.ceil(share)
+    stays = [(label == c).sum() * (1 - fraction) >= max(domains, 1) for c in set(labels)]
+    stays += (
+        [(domain == d).sum() * (1 - fraction) >= len(set(labels)) for d in set(domain)] if domain is not None else []
+    )
+    if all(stays):
         assert len(taken) == round(fraction * len(label))
 
 

@@ -30,6 +30,7 @@ def test_groups_stay_whole(samples: list[tuple[int, int]], fraction: float, doma
     assert sorted([*kept, *taken]) == list(range(len(labels)))
     assert not set(groups[kept]) & set(groups[taken])
     assert set(labels[kept]) == set(labels)
+    assert where is None or set(where[kept]) == set(where)
     assert len(taken) <= fraction * len(labels) + 1e-6
 
 
@@ -44,6 +45,24 @@ def test_every_class_and_site_gives_its_share() -> None:
         for site in range(2):
             here = (labels == label) & (where == site)
             assert abs(here[taken].sum() - 0.2 * here.sum()) <= 8  # a patient less, or one more
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_small_site_gives_its_share_as_well(seed: int) -> None:
+    """Ten sites of five patients with pictures of seven classes: a fifth of each is one patient, of whatever class."""
+    groups = np.repeat(np.arange(50), 6)
+    labels = np.random.default_rng(seed).integers(0, 7, size=300)
+    _, taken = whole_groups(labels, groups, 0.2, np.random.default_rng(seed), groups // 5)
+    assert np.bincount((groups // 5)[taken]).tolist() == [6] * 10
+
+
+def test_the_sites_that_lack_most_come_first() -> None:
+    """Of 24 and 16 pictures in patients of four, a fifth is 4.8 and 3.2: a patient of each, not two of one."""
+    where = np.repeat([0, 1], [24, 16])
+    for seed in range(8):
+        labels = np.random.default_rng(seed).integers(0, 2, size=40)
+        _, taken = whole_groups(labels, np.arange(40) // 4, 0.2, np.random.default_rng(seed), where)
+        assert np.bincount(where[taken]).tolist() == [4, 4]
 
 
 def test_small_strata_take_turns() -> None:

@@ -297,7 +297,7 @@ def stratified(
     """Divide places into (kept, taken) with about ``fraction`` of every class, and of every domain, taken.
 
     The shares of the groups are rounded so that their sum is right (largest remainder first), hence small groups
-    are not all rounded down to nothing. At least one sample of every class is kept.
+    are not all rounded down to nothing. At least one sample of every class, and of every domain, is kept.
     """
     key = labels if domains is None else labels * (int(domains.max(initial=0)) + 1) + domains
     names, group = np.unique(key, return_inverse=True)
@@ -310,11 +310,12 @@ def stratified(
     by_remainder = by_remainder[np.argsort((take - share)[by_remainder], kind="stable")]
     take[by_remainder[: round(fraction * len(labels)) - int(take.sum())]] += 1
     take = np.minimum(take, sizes)
-    class_of = labels[order[np.cumsum(sizes) - 1]]
-    for label in np.unique(class_of):
-        mine = np.flatnonzero(class_of == label)
-        if take[mine].sum() == sizes[mine].sum():
-            take[mine[np.argmax(take[mine])]] -= 1
+    one_of = order[np.cumsum(sizes) - 1]
+    for values in (labels,) if domains is None else (labels, domains):
+        for value in np.unique(values[one_of]):
+            mine = np.flatnonzero(values[one_of] == value)
+            if take[mine].sum() == sizes[mine].sum():
+                take[mine[np.argmax(take[mine])]] -= 1
     rank = np.arange(len(labels)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     taken = rank < np.repeat(take, sizes)
     return np.sort(order[~taken]), np.sort(order[taken])

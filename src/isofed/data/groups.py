@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,27 +23,66 @@ def whole_groups(
 ) -> tuple[Index, Index]:
     """Divide places into (kept, taken), no group into both, with about ``fraction`` of every class and domain taken.
 
-    A group counts where its first sample is from, and as of its rarest class. Of each class and domain, groups are
-    taken in a drawn order as long as they fit into the share. What is left of it goes to the next ones, of which it
-    makes room for one group more at most. Every class keeps a group.
+    A group counts where its first sample is from, and as of its rarest class. Of each class in each domain, groups are
+    taken in a drawn order as long as they fit into the share. What is left of a domain's shares goes to its classes
+    that lack most, and what is left then to the domains that lack most, one group each. Every class and every domain
+    keeps a group.
     """
-    _, first, member, sizes = np.unique(groups, return_index=True, return_inverse=True, return_counts=True)
+    _, first, member = np.unique(groups, return_index=True, return_inverse=True)
+    member = member.reshape(-1)
     where = np.zeros_like(labels) if domains is None else domains
-    kinds = np.stack([_rarest(labels, member), where[first]], axis=1)
-    _, kind = np.unique(kinds, axis=0, return_inverse=True)
-    held, left = _classes(labels, member)
-    taken, carried = np.zeros(len(first), dtype=bool), 0.0
-    each = _each(kind.reshape(-1))
-    for mine in (each[number] for number in rng.permutation(len(each))):
-        share = fraction * float(sizes[mine].sum())
-        room = share + min(carried, float(sizes[mine].min())) + 1e-9
-        for one in rng.permutation(mine):
-            if sizes[one] <= room and (left[held[one]] > 1).all():
-                taken[one] = True
-                room -= sizes[one]
-                left[held[one]] -= 1
-        carried += share - float(sizes[mine][taken[mine]].sum())
-    return np.flatnonzero(~taken[member]), np.flatnonzero(taken[member])
+    pool = _Pool(member, [labels, where])
+    kinds = np.stack([where[first], _rarest(labels, member)], axis=1)
+    known, kind = np.unique(kinds, axis=0, return_inverse=True)
+    each = [rng.permutation(mine) for mine in _each(kind.reshape(-1))]
+    share = np.array([fraction * float(pool.sizes[mine].sum()) for mine in each])
+    lack = share - np.array([pool.take(mine, room) for mine, room in zip(each, share, strict=True)])
+    sites = [rng.permutation(of) for of in _each(np.unique(known[:, 0], return_inverse=True)[1].reshape(-1))]
+    left, more = [], np.zeros(len(each))
+    for of in sites:
+        room = float(lack[of].sum())
+        for n in _most(of, lack):
+            more[n] = pool.take(each[n], room, most=1)
+            room -= more[n]
+        left.append(room)
+    room = sum(left)
+    for site in _most(rng.permutation(len(sites)), np.array(left)):
+        again = [each[n] for n in _most(sites[site], lack) if not more[n]]
+        room -= pool.take(np.concatenate([*again, each[0][:0]]), room, most=1)
+    return np.flatnonzero(~pool.taken[member]), np.flatnonzero(pool.taken[member])
+
+
+class _Pool:
+    """Groups to take from, of which one of each class and of each domain stays."""
+
+    def __init__(self, member: Index, kinds: Sequence[Index]) -> None:
+        self.sizes = np.bincount(member)
+        self.taken = np.zeros(len(self.sizes), dtype=bool)
+        self._size = self.sizes.tolist()
+        # For classes, and likewise for domains: in how many groups each is, and which are in each group.
+        held = [_in_each(member, kind) for kind in kinds]
+        self._each = [(np.bincount(np.concatenate(h)).tolist(), [each.tolist() for each in h]) for h in held]
+
+    def take(self, groups: Index, room: float, most: float = math.inf) -> float:
+        """Take the groups that fit, at most so many; how many samples they have."""
+        before, room = room, room + 1e-9
+        for one in groups[self.sizes[groups] <= room].tolist():
+            size = self._size[one]
+            if size > room or self.taken[one] or not all(left[p] > 1 for left, held in self._each for p in held[one]):
+                continue
+            self.taken[one] = True
+            for left, held in self._each:
+                for part in held[one]:
+                    left[part] -= 1
+            room, most = room - size, most - 1
+            if not most:
+                break
+        return before + 1e-9 - room
+
+
+def _most(places: Index, values: npt.NDArray[np.float64]) -> Index:
+    """Places by their values, the largest first; equal ones in their order."""
+    return places[np.argsort(-values[places], kind="stable")]
 
 
 def _rarest(labels: Index, member: Index) -> Index:
@@ -51,11 +91,10 @@ def _rarest(labels: Index, member: Index) -> Index:
     return labels[order[np.searchsorted(member[order], np.arange(member.max() + 1))]]
 
 
-def _classes(labels: Index, member: Index) -> tuple[list[Index], Index]:
-    """The classes of each group, and in how many groups each class is."""
-    pairs = np.unique(np.stack([member, labels], axis=1), axis=0)
-    cuts = np.searchsorted(pairs[:, 0], np.arange(1, member.max() + 1))
-    return np.split(pairs[:, 1], cuts), np.bincount(pairs[:, 1])
+def _in_each(member: Index, values: Index) -> list[Index]:
+    """The classes, or the domains, of each group."""
+    pairs = np.unique(np.stack([member, values], axis=1), axis=0)
+    return np.split(pairs[:, 1], np.searchsorted(pairs[:, 0], np.arange(1, member.max() + 1)))
 
 
 def _each(kind: Index) -> list[Index]:
