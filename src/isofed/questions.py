@@ -14,6 +14,7 @@ from isofed.engine.serial import Executor, States
 from isofed.engine.world import World
 from isofed.layout import Layout, Policy, Tensors
 from isofed.methods import Final, Method
+from isofed.methods.given import anatomy, check_anatomy, check_answer
 
 
 @dataclass(frozen=True)
@@ -40,12 +41,15 @@ class Questions:
             for key, value in answer.items():
                 if key not in total:
                     total[key] = value.clone()
-                else:
-                    total[key] = torch.cat([total[key], value]) if method.raw_answers else total[key] + value
+                    continue
+                check_answer(f"the answer to '{name}'", key, value, total[key], method.raw_answers)
+                total[key] = torch.cat([total[key], value]) if method.raw_answers else total[key] + value
         model = model.clone()
         final = self._final(name, model)
+        before = anatomy(final.network)
         with one_thread(self.device):  # two could change the last bit of what is trained here
             s.method.finish(name, total, final)
+        check_anatomy(s.method.theirs or "finish()", final.network, before)
         down = 4 * self.layout.count(Policy.SHARED) * len(jobs)
         return model, {"exchange": name, "bytes_up": size, "bytes_down": down, **final.report}
 

@@ -195,10 +195,29 @@ class Answers(Method):
 
     def answer(self, exchange: str, visit: Visit) -> Tensors:
         given: dict[str, Any] = {"none": None, "number": {"n": 1.0}, "tensor": {"n": torch.ones(1)}}
+        given["uneven"] = {"n": torch.ones(1 + visit.client)}
         return given[self.answer_]
 
     def finish(self, exchange: str, total: Tensors, final: Final) -> Any:
         return final.weights if self.finish_ else None
+
+
+@dataclass(frozen=True)
+class Remembers(Method):
+    """Fills a frozen copy in each visit, and asks each client for its mean after the last round."""
+
+    copies: ClassVar[tuple[str, ...]] = ("remembers",)
+    owns: ClassVar[frozenset[str]] = frozenset({"final"})
+    exchanges: ClassVar[tuple[str, ...]] = ("remembers",)
+
+    def begin(self, visit: Visit) -> None:
+        visit.copies["remembers"] = visit.model + visit.client
+
+    def answer(self, exchange: str, visit: Visit) -> Tensors:
+        return {"mean": (visit.client + 1) * visit.copies["remembers"].mean(), "model": visit.model.mean()}
+
+    def finish(self, exchange: str, total: Tensors, final: Final) -> None:
+        final.report |= {name: float(value) for name, value in total.items()}
 
 
 @dataclass(frozen=True)

@@ -66,9 +66,9 @@ def take_fake_steps(world: World, sizes: tuple[int, ...] = (16, 5)) -> LocalStep
     with mode:
         fake = Replica(dataclasses.replace(world, parts=parts), CPU)
         fake.local.network.train()
-        fake.local.step.plan = {k: mode.from_tensor(v) for k, v in real.local.step.plan.items()}
+        fake.local.step.plan.update({k: mode.from_tensor(v) for k, v in real.local.step.plan.items()})
         fake.local.step.host = real.local.step.host
-        fake.local.step.sent = {k: mode.from_tensor(v) for k, v in real.local.step.sent.items()}
+        fake.local.step.sent.update({k: mode.from_tensor(v) for k, v in real.local.step.sent.items()})
         for size in sizes:
             fake.local.take(size)
             assert type(fake.local.step.weights).__name__ == "FakeTensor"

@@ -154,6 +154,12 @@ def said_by(method: Method) -> str:
     [
         (_set("grad", lambda step: step.grad[:3]), "]; it cannot become [3] (test_assigned.py, line "),
         (_set("grad", lambda step: None), "]; it cannot become a NoneType (test_assigned.py, line "),
+        (
+            _set("state", lambda step: {}),
+            "step.state cannot be replaced, only what is in it can be changed (test_assign",
+        ),
+        (_set("plan", lambda step: {}), "step.plan cannot be replaced"),
+        (_set("network", lambda step: step.network.head), "step.network cannot be replaced"),
         (_set("lr", lambda step: 0.1), "step.lr is a tensor of shape []; it cannot become a float"),
     ],
 )

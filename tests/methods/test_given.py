@@ -20,8 +20,8 @@ from isofed.engine.world import World
 from isofed.errors import BadMethod, UserError
 from isofed.federation import Federation
 from isofed.functional.precision import nothing
-from isofed.layout import Policy
-from isofed.methods import Round, Step, Visit
+from isofed.layout import Policy, Tensors
+from isofed.methods import Final, Round, Run, Step, Visit
 from isofed.models import Network
 from isofed.plugins import shorten
 from tests.engine.own import BOTH, own
@@ -328,6 +328,9 @@ class Server(Method):
 
     does: Callable[[Round], None] = field(default=lambda round: None)
 
+    def server_state(self, run: Run) -> Tensors:
+        return {"server.seen": torch.zeros(1)}
+
     def aggregate(self, round: Round) -> None:
         self.does(round)
 
@@ -344,16 +347,155 @@ def _new_state(round: Round) -> None:
     round.server["mine"] = torch.zeros(2)
 
 
+def _larger_state(round: Round) -> None:
+    round.server["server.seen"] = round.update.clone()
+
+
+def _plain_state(round: Round) -> None:
+    round.server["server.seen"] = round.number  # type: ignore[assignment]
+
+
 @pytest.mark.parametrize(
     ("does", "said"),
     [
         (_shorter, r"aggregate\(\) of 'server' must leave \[\d+\] numbers in round.update, not \[3\]"),
         (_number, r"aggregate\(\) of 'server' must leave \[\d+\] numbers in round.update, not a float"),
         (_new_state, r"changes which names round.server has: 'mine' belongs into server_state\(\)"),
+        (
+            _larger_state,
+            r"leave a tensor of \[1\] in round.server\['server.seen'\], as server_state\(\) declares, not o",
+        ),
+        (_plain_state, r"leave a tensor of \[1\] in round.server\['server.seen'\], as .* declares, not a int"),
     ],
 )
 def test_the_server_keeps_its_update_and_its_names(does: Callable[[Round], None], said: str) -> None:
     assert re.search(said, said_by(Server(does)))
+
+
+@dataclass(frozen=True)
+class Leaves(Method):
+    """Leaves another update than there was."""
+
+    at: str = "end"
+    left: Callable[[Tensor], Any] = field(default=lambda update: update)
+
+    def end(self, visit: Visit) -> None:
+        if self.at == "end":
+            visit.update = self.left(visit.update)
+
+    def upload(self, visit: Visit) -> None:
+        if self.at == "upload":
+            visit.update = self.left(visit.update)
+
+
+@pytest.mark.parametrize("at", ["end", "upload"])
+@pytest.mark.parametrize(
+    ("left", "found"),
+    [
+        (lambda update: update.norm(), "[]"),  # which would be added to each of the weights
+        (lambda update: update[:1], "[1]"),
+        (lambda update: update[:10], "[10]"),
+        (lambda update: None, "None"),
+    ],
+)
+def test_an_update_of_another_size_is_refused(at: str, left: Callable[[Tensor], Any], found: str) -> None:
+    said = said_by(Leaves(at, left))
+    assert re.fullmatch(
+        rf"{at}\(\) of 'leaves' must leave \[\d+\] numbers in visit.update, not {re.escape(found)}", said
+    )
+
+
+def test_an_update_of_the_same_size_counts() -> None:
+    assert distance(small(method=Leaves(left=lambda update: update + 0)).fit().weights, small().fit().weights) == 0
+
+
+@dataclass(frozen=True)
+class Rebuilds(Method):
+    """Changes what the network is made of while a client is there."""
+
+    how: Callable[[Visit], Any] = field(default=lambda visit: None)
+
+    def begin(self, visit: Visit) -> None:
+        self.how(visit)
+
+    def end(self, visit: Visit) -> None:
+        for hook in HOOKS:
+            hook.remove()
+
+
+HOOKS: list[Any] = []  # which are taken away again
+
+
+def _parameter(visit: Visit) -> None:
+    head: Any = visit.network.head
+    head.weight = nn.Parameter(torch.zeros_like(head.weight))
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        _parameter,
+        lambda visit: setattr(visit.network, "head", nn.Linear(64, 4)),
+        lambda visit: visit.network.register_forward_hook(lambda *all: None),
+        lambda visit: visit.network.head.register_forward_pre_hook(lambda *all: None),
+    ],
+)
+def test_what_would_stay_in_the_network_is_refused(how: Callable[[Visit], Any]) -> None:
+    said = said_by(Rebuilds(how))
+    assert said.startswith("'rebuilds' has replaced a layer or a parameter of the network, or left a hook in it")
+
+
+def test_what_does_not_stay_is_fine() -> None:
+    def hooked(visit: Visit) -> None:
+        HOOKS.append(visit.network.register_forward_hook(lambda *all: None))
+
+    assert distance(small(method=Rebuilds(hooked)).fit().weights, small().fit().weights) == 0
+
+
+@dataclass(frozen=True)
+class Reports(Method):
+    """Reports at the end what the test says, or changes the network."""
+
+    value: Any = 1.0
+    key: Any = "figure"
+    head: nn.Module | None = None
+    owns = frozenset({"final"})
+    exchanges = ("reports",)
+
+    def finish(self, exchange: str, total: Tensors, final: Final) -> None:
+        final.report[self.key] = self.value
+        if self.head is not None:
+            final.network.head = self.head
+
+
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        (Reports(torch.ones(2)), "must hold numbers, and 'figure' is a Tensor"),
+        (Reports(torch.ones(())), "must hold numbers, and 'figure' is a Tensor: take float(...) of it"),
+        (Reports("much"), "must hold numbers, and 'figure' is a str"),
+        (Reports(1, "bytes_up"), "cannot have the name 'bytes_up'; use another text"),
+        (Reports(1, 3), "cannot have the name 3; use another text"),
+    ],
+)
+def test_a_report_holds_numbers(method: Method, said: str) -> None:
+    assert said_by(method) == f"final.report that finish() of 'reports' fills {said}"
+
+
+def test_reported_numbers_are_recorded() -> None:
+    (line,) = small(method=Reports(0.5), rounds=1).fit().exchanges
+    assert line["figure"] == 0.5 and line["bytes_up"] == 0
+
+
+def test_a_network_that_is_rebuilt_at_the_end_is_refused() -> None:
+    assert said_by(Reports(head=nn.Linear(64, 4))).startswith("'reports' has replaced a layer")
+
+
+@BOTH
+def test_what_a_question_finds_in_copies_is_the_model(executor: str, two_workers: Pool) -> None:
+    """And not what the last visit of that process has left there."""
+    (line,) = own("Remembers", two_workers, executor, rounds=1).fit().exchanges
+    assert line["mean"] == pytest.approx(2.5 * line["model"], rel=1e-6)  # (1 + 2 + 3 + 4) / 4 of the sum
 
 
 @dataclass(frozen=True)
@@ -408,6 +550,10 @@ def test_policies_are_given_by_name() -> None:
     [
         ("Answers:answer=none", "what answer() of '{}' returns must be a dict of named tensors, not None"),
         ("Answers:answer=number", "what answer() of '{}' returns must hold tensors, and 'n' is a float: write torch.t"),
+        (
+            "Answers:answer=uneven",
+            "the answer to 'answers' must hold tensors of one shape from all clients, and 'n' has",
+        ),
         (
             "Answers:finish=true",
             "finish() of '{}' returns a Places, which goes nowhere: change final.weights instead, and return nothing",

@@ -53,6 +53,10 @@ def test_median_and_trimmed_mean_are_numpys(clients: int, at_once: int, monkeypa
     for part in (0.0, 0.2, 0.34, 0.49):
         cut = int(part * clients + 1e-9)
         wanted = np.sort(wide, axis=0)[cut : clients - cut].mean(axis=0)
+        if part and not cut:
+            with pytest.raises(RunError, match="leaves out nobody"):
+                Trimmed(part).combine(given, weights)
+            continue
         np.testing.assert_allclose(Trimmed(part).combine(given, weights).numpy(), wanted, rtol=1e-14, atol=1e-14)
 
 
@@ -283,6 +287,15 @@ def test_statistics_that_would_go_around_a_clip_are_refused() -> None:
 def test_krum_says_early_that_there_are_too_few() -> None:
     with pytest.raises(UserError, match="krum:f=2,keep=1 needs the updates of 7 clients in a round, and there are 5"):
         small(method="krum:2", clients=10, participation=0.5)
+
+
+def test_trimming_nobody_is_refused_also_when_a_client_does_not_answer() -> None:
+    run = small(method=f"{HERE}:Fail+trimmed", clients=5, partition="iid")
+    with pytest.raises(
+        RunError, match="trimmed:0.2 leaves out nobody of 4 clients in a round, which is the plain mean"
+    ):
+        run.fit()
+    assert small(method=f"{HERE}:Fail+trimmed:0.25", clients=5, partition="iid", rounds=1).fit().rounds == 1
 
 
 @pytest.mark.parametrize("method", ["krum", "trimmed"])

@@ -165,8 +165,8 @@ class _Meter:
             hooks += [layer.register_forward_hook(self._multiplied) for layer in layers]
         step, take = local.step, local.take
         step.__class__ = _watched(self._reads)
-        step.state = _Read(step.state, self._reads, "state")
-        step.sent = _Read(step.sent, self._reads, "sent")
+        own = {name: vars(step)[name] for name in ("state", "sent")}
+        vars(step).update({name: _Read(of, self._reads, name) for name, of in own.items()})
         local.take = self._stepping(take)  # type: ignore[assignment, method-assign]
         try:
             yield
@@ -175,7 +175,7 @@ class _Meter:
                 hook.remove()
             del local.take
             step.__class__ = Step
-            step.state, step.sent = dict(step.state), dict(step.sent)
+            vars(step).update(own)
 
     def _stepping(self, take: Callable[[int], None]) -> Callable[[int], None]:
         def watched(size: int) -> None:

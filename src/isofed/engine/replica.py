@@ -23,6 +23,7 @@ from isofed.engine.world import World
 from isofed.errors import UserError
 from isofed.layout import Policy, Tensors
 from isofed.methods import Visit
+from isofed.methods.given import anatomy, check_anatomy
 from isofed.models import has_batch_norm
 from isofed.noise import normal_at
 
@@ -143,6 +144,7 @@ class Replica:
         if not self.local.method.ours:  # which fill their copies; of somebody's own, one may be left to what was sent
             for copy in self.local.copies.values():
                 copy.copy_(self.flat)
+            self._built = anatomy(self.local.network)
         self.local.method.begin(visit)
         if visit.lr != job.lr:
             self.local.step.lr.fill_(visit.lr)
@@ -262,6 +264,8 @@ class Replica:
         layout, step = self.run.layout, self.local.step
         visit.update = visit.moved
         self.local.method.end(visit)
+        if not self.local.method.ours:
+            check_anatomy(self.local.method.theirs, self.local.network, self._built)
         state = {k: v.clone() for k, v in step.state.items()}
         if layout.count(Policy.HOME):
             state["isofed.home"] = torch.cat(self._home())
@@ -353,6 +357,8 @@ class Replica:
         """One client's answer to a question after the last round, with the global model in eval mode."""
         with one_thread(self.device), self.seeded(job):
             visit = self._arrive(job, weights, sent, state)
+            for copy in self.local.copies.values():  # in which there is what the last visit has left
+                copy.copy_(self.flat)
             self.local.network.eval()
             return {k: v.double().clone() for k, v in self.local.method.answer(exchange, visit).items()}
 

@@ -177,7 +177,7 @@ class Wider(Protocol):
         """A term of the rest, asked for once after each ``forward``."""
 
 
-@_in_place("weights", "start", "grad", "lr", "counter", "label_counts")
+@_in_place("weights", "start", "grad", "lr", "counter", "label_counts", "network", "state", "sent", "copies", "plan")
 class Step:
     """One local step. The attributes up to ``plan`` keep their addresses for the life of a replica.
 

@@ -20,6 +20,7 @@ from isofed.methods.given import (
     check_gradient,
     check_plan,
     check_policies,
+    check_report,
     check_round,
     check_sent,
     check_tensors,
@@ -209,10 +210,20 @@ class Composition:
         self._act(self._begin, visit, "visit.state")
 
     def end(self, visit: Visit) -> None:
-        self._act(self._end, visit, "visit.update")
+        self._leave(self._end, visit)
         check_sent(visit)
         check_extras(self._shown, visit)
-        self._act(self._upload, visit, "visit.update")
+        self._leave(self._upload, visit)
+
+    def _leave(self, hooks: list[Any], visit: Visit) -> None:
+        """Call hooks that may change the update."""
+        part = visit.run.layout.shared_trained
+        for hook in hooks:
+            self._act([hook], visit, "visit.update")
+            if not is_ours(type(hook.__self__)):
+                size = torch.Size([part.stop - part.start])
+                what = f"{hook.__name__}() of '{self._name(hook)}' must leave"
+                check_vector(what, visit.update, size, " in visit.update")
 
     def batch(self, step: Step) -> None:
         self._act(self._batch, step, "step.inputs")
@@ -255,6 +266,11 @@ class Composition:
     def wrappers(self) -> list[str]:
         """What the parts around the passes are called in a message; ours do call ``inner``."""
         return [self._name(hook) for hook in self._around if not is_ours(type(hook.__self__))]
+
+    @property
+    def theirs(self) -> str:
+        """What the parts that are not of this package are called in a message."""
+        return " or ".join(f"'{name}'" for name, part in self._shown if not is_ours(type(part)))
 
     @property
     def ours(self) -> bool:
@@ -312,7 +328,7 @@ class Composition:
         return made
 
     def aggregate(self, round: Round) -> None:
-        size, declared = round.update.shape, set(round.server)
+        size, declared = round.update.shape, {name: value.shape for name, value in round.server.items()}
         for hook in self._aggregate:
             self._act([hook], round, "round.update")
             check_round(f"aggregate() of '{self._name(hook)}'", round, size, declared)
@@ -335,6 +351,7 @@ class Composition:
         hook = dict(self.exchanges)[exchange].finish
         if (back := hook(exchange, total, final)) is not None:
             raise goes_nowhere(f"finish() of '{self._name(hook)}'", back, "final.weights")
+        check_report(f"final.report that finish() of '{self._name(hook)}' fills", final.report)
 
 
 def _check_places(name: str, method: Method) -> None:

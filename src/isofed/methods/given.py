@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from isofed.errors import BadMethod, IsofedError, UserError
 
 if TYPE_CHECKING:
     from isofed.methods.base import Method, Round, Step, Visit
 
+
+RECORDED = ("exchange", "bytes_up", "bytes_down")  # of a question, beside what its method reports
 
 _FACTS: dict[str, type[tuple[str, ...]] | type[frozenset[str]]] = {
     **dict.fromkeys(("needs", "copies", "host", "exchanges", "extras"), tuple),
@@ -99,11 +101,57 @@ def check_policies(what: str, given: Any) -> None:
         raise UserError(f"{what} must return a dict of policies by name, not {_kind(given)}; without any an empty one")
 
 
-def check_round(what: str, round: Round, size: torch.Size, declared: set[str]) -> None:
-    """Refuse an update of another size, and a state of the server that will not be there in the next round."""
+def check_round(what: str, round: Round, size: torch.Size, declared: dict[str, torch.Size]) -> None:
+    """Refuse an update of another size, and a state of the server that cannot be taken up in the next round."""
     check_vector(f"{what} must leave", round.update, size, " in round.update")
-    if strange := sorted(round.server.keys() ^ declared):
+    if strange := sorted(round.server.keys() ^ declared.keys()):
         raise BadMethod(f"{what} changes which names round.server has: '{strange[0]}' belongs into server_state()")
+    for name, shape in declared.items():
+        left = round.server[name]
+        if not isinstance(left, Tensor) or left.shape != shape:
+            found = f"one of {list(left.shape)}" if isinstance(left, Tensor) else _kind(left)
+            raise BadMethod(
+                f"{what} must leave a tensor of {list(shape)} in round.server['{name}'], as server_state() declares, "
+                f"not {found}"
+            )
+
+
+def check_answer(what: str, name: str, given: Tensor, before: Tensor, joined: bool) -> None:
+    """Refuse an answer that cannot be put to those of the clients before."""
+    if given.shape[joined:] != before.shape[joined:]:
+        how = "with rows of one shape" if joined else "of one shape"
+        shapes = f"{list(given.shape)} after {list(before.shape)}"
+        raise BadMethod(f"{what} must hold tensors {how} from all clients, and '{name}' has {shapes}")
+
+
+def check_report(what: str, report: Any) -> None:
+    """Refuse figures that a record cannot hold, or that would take the place of its own."""
+    if not isinstance(report, dict):
+        raise BadMethod(f"{what} must be a dict of numbers by name, not {_kind(report)}")
+    for name, value in report.items():
+        if not isinstance(name, str) or name in RECORDED:
+            raise BadMethod(f"{what} cannot have the name {name!r}; use another text")
+        if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+            hint = ": take float(...) of it" if isinstance(value, Tensor) and value.numel() == 1 else ""
+            raise BadMethod(f"{what} must hold numbers, and '{name}' is {_kind(value)}{hint}")
+
+
+def anatomy(network: nn.Module) -> list[tuple[int, ...]]:
+    """What a network is made of: its modules, their parameters, and how many hooks they have."""
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return [
+        (id(module), *map(id, module._parameters.values()), *(len(vars(module)[kind]) for kind in hooks))
+        for module in network.modules()
+    ]
+
+
+def check_anatomy(theirs: str, network: nn.Module, before: list[tuple[int, ...]]) -> None:
+    """Refuse a network in which a layer or a parameter was replaced, or a hook was left behind, in a visit."""
+    if anatomy(network) != before:
+        raise BadMethod(
+            f"{theirs} has replaced a layer or a parameter of the network, or left a hook in it, which would stay for "
+            "whoever comes next: do that in `build`, or change values in place"
+        )
 
 
 def check_tensors(what: str, given: Any, error: type[IsofedError] = UserError) -> None:

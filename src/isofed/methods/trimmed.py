@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from torch import Tensor
 
 from isofed.draws import drawn
-from isofed.errors import UserError
+from isofed.errors import RunError, UserError
 from isofed.methods.base import Method
 from isofed.methods.robust import GUARDS, by_columns
 from isofed.spec import number
@@ -44,16 +44,22 @@ class Trimmed(Method):
     def check(self, settings: Settings) -> None:
         if settings.clients is None or not self.part:
             return
-        count = drawn(settings.clients, settings.participation)
-        if not self._cut(count):
-            instead = f"trimmed:{math.ceil(100 / count) / 100:g}" if count > 2 else "3 clients or more in a round"
-            of = f"of {many(count, 'client')} in a round"
-            raise UserError(f"trimmed:{self.part:g} leaves out nobody {of}, which is the plain mean; use {instead}")
+        if why := self._lacking(drawn(settings.clients, settings.participation)):
+            raise UserError(why)
+
+    def _lacking(self, count: int) -> str | None:
+        if self._cut(count) or not self.part:
+            return None
+        instead = f"trimmed:{math.ceil(100 / count) / 100:g}" if count > 2 else "3 clients or more in a round"
+        of = f"of {many(count, 'client')} in a round"
+        return f"trimmed:{self.part:g} leaves out nobody {of}, which is the plain mean; use {instead}"
 
     def _cut(self, count: int) -> int:
         """How many of so many values are left out at either end."""
         return int(self.part * count + 1e-9)  # 0.29 of 100 clients are 29, not 28
 
     def combine(self, updates: Tensor, weights: Tensor) -> Tensor:
+        if why := self._lacking(len(updates)):  # some of those that were asked did not answer
+            raise RunError(why)
         cut = self._cut(len(updates))
         return by_columns(updates, lambda block: block.sort(dim=0).values[cut : len(updates) - cut].double().mean(0))
