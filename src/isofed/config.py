@@ -25,6 +25,7 @@ from isofed.methods import parse as parse_method
 from isofed.models.base import norm_layer
 from isofed.plugins import digest, digests, is_file_reference, resolve, shorten
 from isofed.schedule import FORMS, factor_at
+from isofed.words import kind_of
 from isofed.yaml_text import BadYAML, read_yaml_text
 
 OWN = "own"  # the norm of a network that is left as it is; 'none' is a network without any
@@ -127,7 +128,7 @@ class Settings(BaseModel):
         if isinstance(value, Dataset):
             raise UserError("data= names a data set; one that you have made is given as dataset=")
         if hasattr(value, "__getitem__") and not isinstance(value, str):
-            raise UserError(f"data= names a data set or a path, it cannot be a {type(value).__name__}: {AS_DATASET}")
+            raise UserError(f"data= names a data set or a path, it cannot be {kind_of(value)}: {AS_DATASET}")
         return os.fspath(value) if isinstance(value, os.PathLike) else value
 
     @field_validator("data")

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from isofed.errors import BadMethod, UserError, unknown
 from isofed.traces import place_here
+from isofed.words import kind_of
 
 Tensors = dict[str, Tensor]
 ALIGN = 16  # float32 values in 64 bytes
@@ -35,7 +36,7 @@ ALIGN = 16  # float32 values in 64 bytes
 def copy_into(place: Tensor, value: object, what: str) -> None:
     """Give a tensor the values of another one, or say that ``what`` it is cannot become that."""
     if not isinstance(value, Tensor) or value.shape != place.shape:
-        given = list(value.shape) if isinstance(value, Tensor) else f"a {type(value).__name__}"
+        given = list(value.shape) if isinstance(value, Tensor) else kind_of(value)
         raise BadMethod(f"{what} is a tensor of shape {list(place.shape)}; it cannot become {given}{place_here()}")
     if value is not place:
         place.copy_(value.detach())

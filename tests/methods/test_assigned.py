@@ -153,7 +153,7 @@ def said_by(method: Method) -> str:
     ("how", "said"),
     [
         (_set("grad", lambda step: step.grad[:3]), "]; it cannot become [3] (test_assigned.py, line "),
-        (_set("grad", lambda step: None), "]; it cannot become a NoneType (test_assigned.py, line "),
+        (_set("grad", lambda step: None), "]; it cannot become None (test_assigned.py, line "),
         (
             _set("state", lambda step: {}),
             "step.state cannot be replaced, only what is in it can be changed (test_assign",

@@ -365,7 +365,7 @@ def _plain_state(round: Round) -> None:
             _larger_state,
             r"leave a tensor of \[1\] in round.server\['server.seen'\], as server_state\(\) declares, not o",
         ),
-        (_plain_state, r"leave a tensor of \[1\] in round.server\['server.seen'\], as .* declares, not a int"),
+        (_plain_state, r"leave a tensor of \[1\] in round.server\['server.seen'\], as .* declares, not an int"),
     ],
 )
 def test_the_server_keeps_its_update_and_its_names(does: Callable[[Round], None], said: str) -> None:

@@ -23,7 +23,7 @@ from torch import Tensor
 from isofed import draws
 from isofed.data.groups import whole_groups
 from isofed.errors import UserError
-from isofed.words import many
+from isofed.words import kind_of, many
 
 Index = npt.NDArray[np.int64]
 Array = npt.NDArray[Any]
@@ -133,7 +133,7 @@ class Dataset:
                 raise UserError(f"the {kind} of data set '{name}' must be a list of names, not {names!r}")
         for what, part in (("train", train), ("test", test)):
             if not isinstance(part, Part):
-                raise UserError(f"{what} of data set '{name}' is a {type(part).__name__}: {AS_PARTS}")
+                raise UserError(f"{what} of data set '{name}' is {kind_of(part)}: {AS_PARTS}")
         _check(name, classes, train, test, domains)
         if mean is None or std is None:
             own = moments(train.images)
@@ -190,7 +190,7 @@ def _tensor(what: str, values: object) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(values))
     if isinstance(values, Tensor):
         return values
-    found = f"a NumPy array of {values.dtype}" if isinstance(values, np.ndarray) else f"a {type(values).__name__}"
+    found = f"a NumPy array of {values.dtype}" if isinstance(values, np.ndarray) else kind_of(values)
     wanted = "of uint8 or float32, [N, H, W, C]" if what == "images" else "of whole numbers, [N]"
     raise UserError(f"{what} must be a PyTorch tensor or a NumPy array {wanted}, not {found}")
 
@@ -198,7 +198,7 @@ def _tensor(what: str, values: object) -> Tensor:
 def check_dataset(given: object) -> None:
     """Refuse what somebody hands over as a data set and is none."""
     if given is not None and not isinstance(given, Dataset):
-        raise UserError(f"the data set is a {type(given).__name__}: {AS_DATASET}")
+        raise UserError(f"the data set is {kind_of(given)}: {AS_DATASET}")
 
 
 def _dtype(values: Tensor) -> str:

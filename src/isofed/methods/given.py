@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from isofed.errors import BadMethod, IsofedError, UserError
+from isofed.words import kind_of
 
 if TYPE_CHECKING:
     from isofed.methods.base import Method, Round, Step, Visit
@@ -35,7 +36,7 @@ def check_facts(name: str, method: Method) -> None:
 def check_term(what: str, term: Any) -> None:
     """Refuse a loss that is not a tensor of one number."""
     if not isinstance(term, Tensor):
-        raise BadMethod(f"{what} must be a tensor of one number, not {_kind(term)}; None adds nothing")
+        raise BadMethod(f"{what} must be a tensor of one number, not {kind_of(term)}; None adds nothing")
     if term.dim():
         raise BadMethod(f"{what} must be one number, not {list(term.shape)}: take its mean or its sum")
 
@@ -55,7 +56,9 @@ def check_gradient(what: str, step: Step) -> None:
 
 def goes_nowhere(what: str, back: Any, changed: str) -> BadMethod:
     """The error for a hook that gives something back though nobody takes it: its author thinks that it counts."""
-    return BadMethod(f"{what} returns {_kind(back)}, which goes nowhere: change {changed} instead, and return nothing")
+    return BadMethod(
+        f"{what} returns {kind_of(back)}, which goes nowhere: change {changed} instead, and return nothing"
+    )
 
 
 def no_pass(wrappers: list[str]) -> BadMethod:
@@ -72,17 +75,17 @@ def check_sent(visit: Visit) -> None:
         for name, value in sent.items():
             if not isinstance(value, Tensor):
                 raise BadMethod(
-                    f"visit.{place}['{name}'] must be a tensor, not {_kind(value)}: write torch.tensor(...)"
+                    f"visit.{place}['{name}'] must be a tensor, not {kind_of(value)}: write torch.tensor(...)"
                 )
 
 
 def check_plan(what: str, given: Any, steps: int) -> None:
     """Refuse draws that are no array with a row for each step of a visit."""
     if not isinstance(given, dict):
-        raise BadMethod(f"{what} must return a dict of named arrays, not {_kind(given)}; without draws an empty one")
+        raise BadMethod(f"{what} must return a dict of named arrays, not {kind_of(given)}; without draws an empty one")
     for name, rows in given.items():
         if not isinstance(rows, np.ndarray):
-            raise BadMethod(f"{what} must return NumPy arrays, and '{name}' is {_kind(rows)}")
+            raise BadMethod(f"{what} must return NumPy arrays, and '{name}' is {kind_of(rows)}")
         if not rows.ndim or len(rows) != steps:
             size = f"has {len(rows)} rows" if rows.ndim else "is a single number"
             raise BadMethod(f"{what} must return a row for each of the visit's {steps} steps, and '{name}' {size}")
@@ -91,14 +94,16 @@ def check_plan(what: str, given: Any, steps: int) -> None:
 def check_vector(what: str, given: Any, size: torch.Size, where: str = "") -> None:
     """Refuse a vector of another size; ``what`` says who must do what with it."""
     if not isinstance(given, Tensor) or given.shape != size:
-        found = list(given.shape) if isinstance(given, Tensor) else _kind(given)
+        found = list(given.shape) if isinstance(given, Tensor) else kind_of(given)
         raise BadMethod(f"{what} {list(size)} numbers{where}, not {found}")
 
 
 def check_policies(what: str, given: Any) -> None:
     """Refuse what is not a dict of policies; each of them is looked at where the tensors are known."""
     if not isinstance(given, dict):
-        raise UserError(f"{what} must return a dict of policies by name, not {_kind(given)}; without any an empty one")
+        raise UserError(
+            f"{what} must return a dict of policies by name, not {kind_of(given)}; without any an empty one"
+        )
 
 
 def check_round(what: str, round: Round, size: torch.Size, declared: dict[str, torch.Size]) -> None:
@@ -109,7 +114,7 @@ def check_round(what: str, round: Round, size: torch.Size, declared: dict[str, t
     for name, shape in declared.items():
         left = round.server[name]
         if not isinstance(left, Tensor) or left.shape != shape:
-            found = f"one of {list(left.shape)}" if isinstance(left, Tensor) else _kind(left)
+            found = f"one of {list(left.shape)}" if isinstance(left, Tensor) else kind_of(left)
             raise BadMethod(
                 f"{what} must leave a tensor of {list(shape)} in round.server['{name}'], as server_state() declares, "
                 f"not {found}"
@@ -127,13 +132,13 @@ def check_answer(what: str, name: str, given: Tensor, before: Tensor, joined: bo
 def check_report(what: str, report: Any) -> None:
     """Refuse figures that a record cannot hold, or that would take the place of its own."""
     if not isinstance(report, dict):
-        raise BadMethod(f"{what} must be a dict of numbers by name, not {_kind(report)}")
+        raise BadMethod(f"{what} must be a dict of numbers by name, not {kind_of(report)}")
     for name, value in report.items():
         if not isinstance(name, str) or name in RECORDED:
             raise BadMethod(f"{what} cannot have the name {name!r}; use another text")
         if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
             hint = ": take float(...) of it" if isinstance(value, Tensor) and value.numel() == 1 else ""
-            raise BadMethod(f"{what} must hold numbers, and '{name}' is {_kind(value)}{hint}")
+            raise BadMethod(f"{what} must hold numbers, and '{name}' is {kind_of(value)}{hint}")
 
 
 def anatomy(network: nn.Module) -> list[tuple[int, ...]]:
@@ -157,13 +162,9 @@ def check_anatomy(theirs: str, network: nn.Module, before: list[tuple[int, ...]]
 def check_tensors(what: str, given: Any, error: type[IsofedError] = UserError) -> None:
     """Refuse what is not a dict of named tensors."""
     if not isinstance(given, dict):
-        raise error(f"{what} must be a dict of named tensors, not {_kind(given)}")
+        raise error(f"{what} must be a dict of named tensors, not {kind_of(given)}")
     for name, value in given.items():
         if not isinstance(name, str) or name.startswith("isofed."):
             raise error(f"{what} has a name {name!r}; use a text that begins with the method's name and a dot")
         if not isinstance(value, Tensor):
-            raise error(f"{what} must hold tensors, and '{name}' is {_kind(value)}: write torch.tensor(...)")
-
-
-def _kind(thing: Any) -> str:
-    return "None" if thing is None else f"a {type(thing).__name__}"
+            raise error(f"{what} must hold tensors, and '{name}' is {kind_of(value)}: write torch.tensor(...)")

@@ -17,6 +17,7 @@ from isofed.models.base import Network, Output, has_batch_norm
 from isofed.models.small import cnn, mlp
 from isofed.plugins import check_file, is_file_reference, load_from_file, shorten
 from isofed.traces import place_of
+from isofed.words import kind_of
 
 __all__ = ["Network", "Output", "adapt", "create", "describe", "has_batch_norm", "load", "names"]
 
@@ -156,7 +157,7 @@ def create(
         check_file(name.partition(":")[0], "model")
         raise unknown("model", name, _NETWORKS)
     if not callable(build):
-        raise UserError(f"model '{said}' is a {type(build).__name__}; it must be a function of shape and classes")
+        raise UserError(f"model '{said}' is {kind_of(build)}; it must be a function of shape and classes")
     norm = None if norm == "own" else norm
     options = {} if norm is None else {"norm": norm}
     if norm is not None and "norm" not in inspect.signature(build).parameters:
@@ -170,7 +171,7 @@ def create(
         why = f"{type(error).__name__}: {error}{place_of(error)}"
         raise UserError(f"model '{said}' could not be built: {why}") from error
     if not isinstance(network, Network):
-        raise UserError(f"model '{said}' gave a {type(network).__name__}; {_how_to_wrap(network)}")
+        raise UserError(f"model '{said}' gave {kind_of(network)}; {_how_to_wrap(network)}")
     if own:
         check_outputs(f"model '{said}'", network, shape, classes)
     network.shape = shape
