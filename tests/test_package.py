@@ -63,6 +63,9 @@ def test_the_public_names() -> None:
     assert not hasattr(isofed, "Any") and callable(isofed.compare) and callable(isofed.tune)
     for name in isofed.__all__:
         assert getattr(isofed, name) is not None
+    told = "import isofed; print(isofed.data.load('synthetic:samples=80,test=40').name, isofed.functional.uniformity)"
+    done = subprocess.run([sys.executable, "-c", told], env=environment(), capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("synthetic <function ")
     with pytest.raises(AttributeError, match="'nothing'"):
         isofed.nothing  # noqa: B018
     assert issubclass(isofed.UserError, ValueError) and issubclass(isofed.RunError, RuntimeError)

@@ -22,17 +22,22 @@ _PUBLIC = {
     "compare": "isofed.studies",
     "tune": "isofed.studies",
 }
+_PARTS = ("data", "diagnostics", "flower", "functional", "methods", "models", "papers", "report")  # of the package
 __all__ = ["Federation", "Method", "Result", "RunError", "UserError", "compare", "tune", "__version__"]
 
 
 def __getattr__(name: str) -> _typing.Any:
     # Loaded on first use, so that `isofed --help` does not wait for torch.
-    if name in _PUBLIC:
-        import importlib
+    import importlib
 
+    if name in _PUBLIC:
         return getattr(importlib.import_module(_PUBLIC[name]), name)
+    if name in _PARTS:
+        return importlib.import_module(f"isofed.{name}")
     raise AttributeError(f"module 'isofed' has no attribute '{name}'")
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *(name for name in globals() if not name.startswith("_") and name != "annotations")})
+    return sorted(
+        {*__all__, *_PARTS, *(name for name in globals() if not name.startswith("_") and name != "annotations")}
+    )

@@ -27,7 +27,7 @@ from rich.progress import (
 from isofed import spec, tables
 from isofed.config import Settings, is_setting, parts_with, read_words, show
 from isofed.config import settings as make_settings
-from isofed.data import download, load, sources
+from isofed.data import download, load, summaries
 from isofed.data import partition as partitions
 from isofed.data.describe import domains_of, picture, table
 from isofed.display import (
@@ -296,7 +296,7 @@ def data(console: Console, words: Sequence[str]) -> None:
         values["data"] = given[0]
     if "data" not in values:
         out = text_table("data", "what it is")
-        for name, summary in sources().items():
+        for name, summary in summaries().items():
             out.add_row(name, summary)
         console.print(out)
         out = text_table("partition", "what it is")

@@ -56,6 +56,56 @@ def test_train_and_test_folders_are_the_parts(tmp_path: Path) -> None:
     assert made.test.images[:, 0, 0, 0].tolist() == [90, 91, 92]
 
 
+@pytest.mark.parametrize(("train", "test"), [("Train", "Test"), ("TRAIN", "test"), ("Training", "Testing")])
+@pytest.mark.parametrize("sites", [False, True])
+def test_the_parts_may_be_called_in_other_ways(tmp_path: Path, train: str, test: str, sites: bool) -> None:
+    """They were two sites, one of which trained on the test pictures."""
+    within = ("a/", "b/") if sites else ("",)
+    places = [f"{part}/{site}{kind}" for part in (train, test) for site in within for kind in ("cat", "dog")]
+    made = data.load(str(tree(tmp_path, *places, count=3)))
+    assert (len(made.train), len(made.test)) == (6 * len(within), 6 * len(within))
+    assert made.domains == (("a", "b") if sites else ()) and made.classes == ("cat", "dog") and not made.notes
+    assert int(made.test.images[..., 0].min()) > int(made.train.images[..., 0].max())
+
+
+def test_what_lies_beside_the_parts_is_told(tmp_path: Path) -> None:
+    made = data.load(str(tree(tmp_path, "train/cat", "train/dog", "test/dog", "val/cat")))
+    hint = "; validation=0.1 sets a part of the training pictures aside"
+    assert made.notes[0] == f"the folder 'val' beside train/ and test/ is not used{hint}"
+    tree(tmp_path, "extra/cat", "more/dog")
+    assert (
+        data.load(str(tmp_path)).notes[0].startswith("the folders 'extra', 'more', 'val' beside train/ and test/ are")
+    )
+
+
+@pytest.mark.parametrize("site", ["test", "Testing", "valid"])
+def test_a_test_part_is_not_taken_for_a_site(tmp_path: Path, site: str) -> None:
+    root = tree(tmp_path, "mine/cat", "mine/dog", f"{site}/cat", f"{site}/dog")
+    with pytest.raises(UserError, match=f"{site}' would be read as a site: where a training and a test part are meant"):
+        data.load(str(root))
+    assert data.load("domain-folder", root=str(root)).domains == tuple(sorted(["mine", site]))
+    tree(tmp_path, "train/cat", "Train/dog")
+    with pytest.raises(UserError, match=r"has Train/ and train/: keep the one that is meant"):
+        data.load(str(root))
+
+
+def test_numbered_patients_in_classes_are_told_of(tmp_path: Path) -> None:
+    places = [f"{kind}/p{n}" for kind in ("benign", "malignant") for n in range(1, 6)]
+    made = data.load(str(tree(tmp_path / "pets", *places, count=2)))
+    assert made.notes[0] == (
+        "p1, p2, p3, ... are read as classes and benign, malignant as sites; "
+        "if they are patients in classes, list them in a table"
+    )
+    assert not data.load(str(tree(tmp_path / "digits", "a/0", "a/1", "b/0", "b/1", count=10))).notes
+
+
+def test_links_are_not_followed_in_search_of_what_is_not_used(tmp_path: Path) -> None:
+    root = tree(tmp_path, "cat", "dog")
+    for kind in ("cat", "dog"):
+        (root / kind / "up").symlink_to(root)  # and round and round
+    assert not data.load(str(root)).notes
+
+
 def test_a_train_folder_alone_is_divided_and_train_can_be_a_class(tmp_path: Path) -> None:
     made = data.load(str(tree(tmp_path / "a", "train/cat", "train/dog")))
     assert (made.classes, len(made.train), len(made.test)) == (("cat", "dog"), 8, 2)

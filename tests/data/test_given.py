@@ -64,7 +64,7 @@ def test_a_name_beside_the_data_must_be_theirs(tmp_path: Path) -> None:
     ("images", "labels", "said"),
     [
         ([[1]], LABELS, "images must be a PyTorch tensor or a NumPy array of uint8 or float32, .* not a list"),
-        (PICTURES, None, "labels must be a PyTorch tensor or a NumPy array of whole numbers, .* not a NoneType"),
+        (PICTURES, None, "labels must be a PyTorch tensor or a NumPy array of whole numbers, .* not None"),
         (PICTURES, np.array(["a"] * 20), "labels must be .* not a NumPy array of <U1"),
         (PICTURES, LABELS.astype(float), "labels must be int64 .*, not float64"),
         (PICTURES.astype(np.int64), LABELS, "images must be uint8 or float32, not int64"),

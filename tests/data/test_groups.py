@@ -136,6 +136,8 @@ def test_what_tells_groups_apart_is_numbered_alike_in_all_parts() -> None:
     first, second = numbered([np.array(["b", "a", "b"]), np.array(["c", "a"])])
     assert first.tolist() == [1, 0, 1] and second.tolist() == [2, 0]
     assert numbered([np.array([-7, 2**62, -7])])[0].tolist() == [0, 1, 0]
+    near = 2**60 + np.arange(3)  # which floating point would not tell apart
+    assert [list(part) for part in numbered([near, near.astype(np.uint64)])] == [[0, 1, 2], [0, 1, 2]]
 
 
 def test_groups_must_fit_and_count_in_the_fingerprint() -> None:

@@ -93,6 +93,27 @@ def test_a_column_says_what_is_set_aside_together() -> None:
     assert len(made.test) == 8 and not set(made.train.groups.tolist()) & set(made.test.groups.tolist())
 
 
+def test_samples_without_a_group_are_no_group() -> None:
+    for nothing in (None, "", float("nan")):
+        column = ["a", "b", nothing, "a"] * 10
+        whole = Table({"image": pictures(40), "label": [0, 1] * 20, "who": column}, {"label": Names(None)})
+        with pytest.raises(UserError, match="the column 'who' is empty for 10 of 40 samples: give each a group"):
+            from_hugging_face(whole, group="who")
+
+
+def test_a_plain_dict_of_columns_will_do() -> None:
+    made = from_hugging_face({"image": pictures(40), "label": [0, 1] * 20})
+    assert len(made.train) == 32 and len(made.test) == 8
+
+
+def test_encoded_pictures_are_turned_as_their_exif_data_say() -> None:
+    lying, exif, file = Image.new("RGB", (6, 4), (200, 0, 0)), Image.Exif(), io.BytesIO()
+    exif[0x0112] = 6
+    lying.save(file, format="PNG", exif=exif)
+    given = {"image": [{"bytes": file.getvalue()}] * 10, "label": [0, 1] * 5}
+    assert from_hugging_face(given).shape == (3, 6, 4)
+
+
 def test_labels_may_be_names_and_columns_a_plain_dict_in_a_class_of_its_own() -> None:
     class Columns:
         def __init__(self, **columns: Any) -> None:

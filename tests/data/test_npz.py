@@ -71,6 +71,16 @@ def test_npz_layouts(tmp_path: Path, shape: tuple[int, ...], options: str, chann
     assert made.train.images.is_contiguous()
 
 
+def test_npz_arrays_that_are_not_used_are_told(tmp_path: Path) -> None:
+    x, y = arrays()
+    made = data.load(save(tmp_path / "a.npz", images=x, labels=y, Patients=y, age=y, hospital=y))
+    assert made.notes == (
+        "'Patients', 'age', 'hospital' of 'a.npz' are not used; call 'Patients' groups if it says that; "
+        "call 'hospital' domains if it says that",
+    )
+    assert data.load(save(tmp_path / "a.npz", images=x, labels=y, age=y)).notes == ("'age' of 'a.npz' is not used",)
+
+
 def test_npz_groups_stay_whole(tmp_path: Path) -> None:
     x, y = arrays(40)
     patients = np.array([f"patient {n // 4}" for n in range(40)])
@@ -140,6 +150,7 @@ def test_npz_that_is_wrong_is_refused(tmp_path: Path) -> None:
         ),
         ({"images": x, "labels": y, "domains": y[:4]}, "20 images but 4 domains"),
         ({"images": x, "labels": y, "groups": y[:4]}, "20 images but 4 groups"),
+        ({"images": x, "labels": y, "groups": np.array(["a", ""] * 10)}, "has no group for 10 samples: give each one"),
         ({"images": x, "labels": y, "groups": y / 2}, "'groups' in .* needs one whole number or one name per sample"),
         (
             {"x_train": x, "y_train": y, "x_test": x, "y_test": y, "groups_train": y},

@@ -29,14 +29,14 @@ def missing(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
 
 def test_importing_the_package_imports_no_optional_package() -> None:
     code = (
-        "import sys, isofed.data as d; d.sources(); print([m for m in ('sklearn', 'matplotlib') if m in sys.modules])"
+        "import sys, isofed.data as d; d.summaries(); print([m for m in ('sklearn', 'matplotlib') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
 def test_every_source_has_a_line_about_it() -> None:
-    lines = data.sources()
+    lines = data.summaries()
     assert set(lines) == set(SOURCES)
     assert all(line.endswith(".") and len(line) < 120 for line in lines.values())
 

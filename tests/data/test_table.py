@@ -95,8 +95,8 @@ def test_without_patients_a_picture_stands_for_itself(tmp_path: Path) -> None:
 def test_what_is_wrong_is_said(tmp_path: Path) -> None:
     good = clinic(tmp_path)
     cases = [
-        ([HEAD], "has no lines: it needs the names of the columns, and a line for each picture"),
-        ([], "has no lines"),
+        ([HEAD], "has no pictures: it needs the names of the columns, and a line for each picture"),
+        ([], "has no pictures"),
         (["file,label", *good], r"line 2 of .* has 4 cells, and the first line names 2 columns"),
         (
             ["file,label,site,patient", *good],
@@ -105,6 +105,14 @@ def test_what_is_wrong_is_said(tmp_path: Path) -> None:
         (["picture,label,label,patient", *good], "has several columns 'label'"),
         ([HEAD, *good, "scans/1.png,,north,p1"], "line 42 of .* has nothing in the column 'label': fill it or leave"),
         ([HEAD, *good, ",,north,"], "line 42 .* nothing in the column 'picture', and 2 other cells are empty"),
+        ([HEAD, *good, ",,north,p"], "line 42 .* nothing in the column 'picture', and 1 other cell is empty"),
+        ([HEAD, *good, "scans/../scans/3.png,benign,north,p9"], "names the picture .* twice, in the lines 5 and 42"),
+        (
+            [HEAD, *good, "scans,benign,north,p9"],
+            "is not there: paths begin .*, and this is a folder: name each picture",
+        ),
+        ([HEAD, *good, "scans\\\\9.png,benign,north,p9"], "is not there: paths begin .*, with / between folders"),
+        ([HEAD, *good, good[0].replace("north", '"north')], "after line 41.: is a quotation mark open"),
         ([HEAD, *good, good[3]], r"names the picture 'scans/3\.png' twice, in the lines 5 and 42"),
         ([HEAD, *good, "scans/99.png,benign,north,p9"], r"scans/99\.png', which line 42 .* is not there: paths begin"),
         ([HEAD, *good, "a,benign,north,p", "b,benign,north,p"], "2 of the 42 pictures .* suffix=.jpg adds an ending"),
@@ -122,6 +130,44 @@ def test_what_is_wrong_is_said(tmp_path: Path) -> None:
         data.load(f"{write(tmp_path, HEAD, *good)}:label=dx")
     with pytest.raises(UserError, match="is a folder: data set 'table' needs a .csv file"):
         data.load("table", root=str(tmp_path))
+    alike = [*good[:-1], good[-1].replace("benign", "Benign").replace("malignant", "Malignant")]
+    assert "write them alike in the table if they are the same" in data.load(write(tmp_path, HEAD, *alike)).notes[0]
     (tmp_path / "scans.csv").write_bytes(b"picture,label\nb\xe4.png,x\n")
     with pytest.raises(UserError, match="cannot be read as text"):
         data.load(tmp_path / "scans.csv")
+    (tmp_path / "scans.csv").write_bytes("picture,label".encode("utf-16"))
+    with pytest.raises(UserError, match="cannot be read as text .it is not in UTF-8: save it in that encoding"):
+        data.load(tmp_path / "scans.csv")
+
+
+def test_names_of_columns_may_have_other_letters(tmp_path: Path) -> None:
+    made = data.load(write(tmp_path, "Picture,LABEL,Site,Patient", *clinic(tmp_path)))
+    assert made.domains == ("north", "south") and made.train.groups is not None and not made.notes
+    lines = [f"{line},x" for line in clinic(tmp_path / "b")]
+    both = write(tmp_path / "b", "Picture,LABEL,Site,Patient,site", *lines)
+    assert data.load(f"{both}:site=Site").domains == ("north", "south")
+    with pytest.raises(UserError, match="has several columns 'SITE'"):
+        data.load(f"{both}:site=SITE")
+
+
+def test_a_column_can_be_left_alone(tmp_path: Path) -> None:
+    lines = [f"{line},arm" for line in clinic(tmp_path)]
+    path = write(tmp_path, "picture,label,site,patient,part", *lines)
+    with pytest.raises(UserError, match="the part is 'arm'"):
+        data.load(path)
+    made = data.load(f"{path}:part=none,patient=none")
+    assert made.train.groups is None and made.domains == ("north", "south")
+    assert made.notes == ("the columns 'patient', 'part' of 'scans.csv' are not used",)
+    with pytest.raises(UserError, match="has no column 'none', which label= names"):
+        data.load(f"{path}:label=none")
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_separator_may_be_said_as_excel_does(tmp_path: Path, end: str) -> None:
+    lines = [line.replace(",", ";") for line in [HEAD, *clinic(tmp_path)]]
+    path = tmp_path / "scans.csv"
+    path.write_bytes(end.join(["sep=;", *lines]).encode())
+    assert data.load(path).classes == ("benign", "malignant")
+    path.write_bytes(end.join(["sep=;", *lines, lines[1]]).encode())
+    with pytest.raises(UserError, match="twice, in the lines 3 and 43"):
+        data.load(path)

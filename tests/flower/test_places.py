@@ -224,6 +224,13 @@ def test_a_site_may_have_a_table(tmp_path: Path) -> None:
         assert one.groups is not None and other.groups is not None and one.groups.equal(other.groups)
     table.write_text("\n".join(["picture,label", *lines[:8]]).replace(",a0", "").replace(",a1", ""))
     assert read_folder(table, (3, 8, 8)).classes == ("a",)  # one class will do
+    table.write_text("\n".join(["file,finding,patient", *lines]))
+    with pytest.raises(UserError, match=r"as in read_folder\(folder, shape, picture='NAME'\) in federation/data.py"):
+        read_folder(table, (1, 8, 8))
+    named = read_folder(table, (1, 8, 8), picture="file", label="finding")
+    assert named.test.images.equal(simulated.test.images) and named.test.labels.equal(simulated.test.labels)
+    whole = read_folder(table, (1, 8, 8), apart=False, picture="file", label="finding")
+    assert len(whole.train) == 20 and len(whole.test) == 0
 
 
 def test_a_site_is_told_what_is_lost_of_its_pictures(tmp_path: Path) -> None:

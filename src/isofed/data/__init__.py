@@ -24,7 +24,7 @@ __all__ = [
     "from_hugging_face",
     "load",
     "option_names",
-    "sources",
+    "summaries",
     "validation_split",
 ]
 
@@ -86,7 +86,7 @@ def _cut(text: str) -> tuple[Path, str]:
     return Path(path), ""
 
 
-def sources() -> dict[str, str]:
+def summaries() -> dict[str, str]:
     """The name of every source with one line about it."""
     return {name: (source(name).__doc__ or "").strip().splitlines()[0] for name in SOURCES}
 

@@ -14,6 +14,8 @@ Index = npt.NDArray[np.int64]
 
 def numbered(parts: Sequence[npt.NDArray[Any]]) -> list[Index]:
     """Whatever tells groups apart as numbers, the same in all parts."""
+    if len({part.dtype.kind for part in parts}) > 1:  # signed and unsigned: together they would be floating point
+        parts = [part.astype(str) for part in parts]
     _, numbers = np.unique(np.concatenate(parts), return_inverse=True)
     return np.split(numbers.reshape(-1).astype(np.int64), np.cumsum([len(part) for part in parts])[:-1])
 

@@ -12,7 +12,7 @@ import torch
 
 from isofed.data.base import Dataset, Index, Part, held_out
 from isofed.data.groups import numbered
-from isofed.data.sources.decode import FORMATS, MOST_PIXELS, check_size, in_mode
+from isofed.data.sources.decode import FORMATS, MOST_PIXELS, check_size, in_mode, turn_upright
 from isofed.errors import UserError
 
 Array = npt.NDArray[Any]
@@ -52,7 +52,7 @@ def from_hugging_face(
     name = str(getattr(info, "dataset_name", None) or getattr(info, "builder_name", None) or "hugging-face")
     groups: list[Index | None] = [None] * len(given)
     if group:
-        groups = [*numbered([np.array([str(value) for value in _column(part, group)]) for part in given])]
+        groups = [*numbered([_ids(part, group) for part in given])]
     parts = [_part(*each) for each in zip(images, labels, domains, groups, strict=True)]
     held = parts if len(parts) == 2 else held_out(name, parts[0])
     return Dataset.build(name, classes, held[0], held[1], domains=domain_names)
@@ -75,6 +75,11 @@ def _check_columns(which: str, part: Any, wanted: list[str]) -> None:
     for name in wanted:
         if columns is not None and name not in columns:
             raise UserError(f"{which} has no column '{name}': it has {', '.join(columns)}; say which to use")
+
+
+def _length(part: Any, column: str) -> int:
+    """How many samples there are."""
+    return len(part[column]) if isinstance(part, Mapping) else len(part)
 
 
 def _column(part: Any, name: str) -> Iterator[Any]:
@@ -115,6 +120,18 @@ def _numbers(parts: list[Any], column: str) -> tuple[list[Any], tuple[str, ...]]
     return codes, tuple(map(str, known if known is not None else range(most + 1)))
 
 
+def _ids(part: Any, column: str) -> Array:
+    """What tells groups apart; samples of nobody would be one large group."""
+    values = [*_column(part, column)]
+    missing = sum(value is None or value != value or value == "" for value in values)
+    if missing:
+        raise UserError(
+            f"the column '{column}' is empty for {missing:,} of {len(values):,} samples: give each a group, such as "
+            "one of its own"
+        )
+    return np.array([str(value) for value in values])
+
+
 def _images(part: Any, column: str, size: int | None) -> Array:
     """All pictures as [N, H, W, C]; grey ones become colour where others of the part are."""
     images: Array | None = None
@@ -126,7 +143,7 @@ def _images(part: Any, column: str, size: int | None) -> Array:
         except Exception as error:  # decoders fail in many ways on broken bytes
             raise UserError(f"picture {place} of column '{column}' cannot be read ({error})") from None
         if images is None:
-            images = np.empty((len(part), *one.shape), dtype=one.dtype)
+            images = np.empty((_length(part, column), *one.shape), dtype=one.dtype)
         if one.shape[2] == 3 and images.shape[3] == 1:
             images = np.repeat(images, 3, axis=3)
         first = images[0]
@@ -145,14 +162,18 @@ def _pixels(value: Any, size: int | None) -> Array:
     """One picture as uint8 or float32 [H, W, C]."""
     from PIL import Image
 
+    turn = False
     if isinstance(value, Mapping):  # an Image(decode=False) column
         data = value.get("bytes")
         value = Image.open(io.BytesIO(data) if data is not None else value["path"], formats=FORMATS)
+        turn = True
     if hasattr(value, "convert"):
         if value.width * value.height > MOST_PIXELS:
             raise UserError(
                 f"a picture is {value.width} x {value.height} pixels, more than the {MOST_PIXELS:,} that are read"
             )
+        if turn:  # what was given decoded is as somebody wants it
+            turn_upright(value)
         grey = value.mode in _GREY or value.mode.startswith("I;")
         picture = in_mode(value, "grey" if grey else "rgb")
     else:

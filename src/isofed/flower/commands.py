@@ -210,7 +210,7 @@ def site(
     check_installed()
     split(server)
     if data is not None and not data.expanduser().exists():
-        raise UserError(f"there is no folder {data}")
+        raise UserError(f"there is no folder or file {data}")
     if insecure:
         _say(console, NO_KEYS)
     where = (state or folder / "work" / "states" / name).expanduser().absolute()

@@ -9,27 +9,33 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from isofed.config import Settings
 from isofed.data import AT_SITES, FILES, Dataset, Part, load
+from isofed.data.sources.table import Table
 from isofed.engine.world import World
 from isofed.errors import UserError
 from isofed.flower.pictures import read_pictures
-from isofed.flower.terms import Refusal, Table, Terms, site_folder
+from isofed.flower.terms import Refusal, Terms, site_folder
+from isofed.flower.terms import Table as Facts
+from isofed.words import many
 
 Adapter = Callable[[Path, tuple[int, int, int]], Dataset]  # folder, and (channels, height, width) of a picture
 
 
-def read_folder(folder: Path, shape: tuple[int, int, int]) -> Dataset:
+def read_folder(folder: Path, shape: tuple[int, int, int], apart: bool = True, **columns: Any) -> Dataset:
     """Pictures in class folders or listed by a .csv file, of the federation's shape, or an .npz file.
 
-    The page on your own data says how each of them looks.
+    The page on your own data says how each of them looks. ``columns`` are the options of a table, such as
+    ``label="finding"``. ``apart=False`` sets no test part aside where pictures come without one.
     """
-    pictures = folder.is_dir() or FILES.get(folder.suffix.lower()) == "table"
-    return read_pictures(folder, shape) if pictures else load(folder)
+    if folder.is_dir() or FILES.get(folder.suffix.lower()) == "table":
+        return read_pictures(folder, shape, Table(**columns), apart)
+    return load(folder)
 
 
 def shape_of(terms: Terms) -> tuple[int, int, int]:
@@ -44,7 +50,7 @@ def server_world(settings: Settings, terms: Terms, samples: Sequence[int]) -> Wo
         return World.create(settings)
     if terms.test_data:
         shape = shape_of(terms)
-        found = _of_federation(read_folder(Path(terms.test_data).expanduser(), shape), terms, shape)
+        found = _of_federation(read_folder(Path(terms.test_data).expanduser(), shape, apart=False), terms, shape)
         test = Part(
             torch.cat([found.train.images, found.test.images]), torch.cat([found.train.labels, found.test.labels])
         )
@@ -55,7 +61,7 @@ def server_world(settings: Settings, terms: Terms, samples: Sequence[int]) -> Wo
 
 
 def site_world(
-    settings: Settings, terms: Terms, node: Table, number: int, total: int, adapter: Adapter = read_folder
+    settings: Settings, terms: Terms, node: Facts, number: int, total: int, adapter: Adapter = read_folder
 ) -> World:
     """What a site works with; of the other sites it knows no more than the number of all samples."""
     if settings.data != AT_SITES:
@@ -97,7 +103,7 @@ def _of_federation(own: Dataset, terms: Terms, shape: tuple[int, int, int]) -> D
         raise Refusal(f"has pictures of shape {list(own.shape)}, and the federation's are {list(shape)}")
     names = {name: number for number, name in enumerate(terms.class_names)}
     if unknown := [name for name in own.classes if name not in names]:
-        raise Refusal(f"has {len(unknown)} class folders that the federation does not know; see classes= of the run")
+        raise Refusal(f"has {many(len(unknown), 'class')} that the federation does not know; see classes= of the run")
     place = torch.tensor([names[name] for name in own.classes])
     parts = [Part(part.images, place[part.labels]) for part in (own.train, own.test)]
     return dataclasses.replace(_empty(terms), train=parts[0], test=parts[1], notes=own.notes)

@@ -13,6 +13,7 @@ from isofed.data import Dataset, Part
 from isofed.data.base import torn
 from isofed.data.cache import cached, fingerprint
 from isofed.data.sources.decode import DECODING, SUFFIXES, contents, decode, folders_in, pictures_in
+from isofed.data.sources.folders import beside, parts_of
 from isofed.data.sources.items import Item, codes_of, divided
 from isofed.data.sources.table import Table
 from isofed.data.sources.unused import LOST, Unused, lost, lost_notes, strays
@@ -20,20 +21,25 @@ from isofed.errors import UserError
 from isofed.flower.terms import Refusal
 
 
-def read_pictures(place: Path, shape: tuple[int, int, int]) -> Dataset:
-    """Pictures in class folders, optionally under train/ and test/, or in a table, of the federation's shape."""
+def read_pictures(place: Path, shape: tuple[int, int, int], table: Table | None = None, apart: bool = True) -> Dataset:
+    """Pictures in class folders, optionally under train/ and test/, or in a table, of the federation's shape.
+
+    ``apart=False`` leaves pictures together that come without a test part; then they are all for training.
+    """
     channels, height, width = shape
     if height != width or channels not in (1, 3):
         raise Refusal(
             f"makes pictures square, with 1 or 3 channels, which shape {list(shape)} is not; "
             "federation/data.py can read them in another way"
         )
-    parts, notes = _in_folders(place) if place.is_dir() else Table().items(place)
+    parts, notes = _in_folders(place) if place.is_dir() else (table or Table()).items(place, _naming)
     classes = sorted({item.label for items in parts for item in items})
     groups = sorted({item.group for items in parts for item in items} - {""})
     codes = [codes_of(items, classes, [], groups) for items in parts]
-    if len(parts) == 1:
+    if len(parts) == 1 and apart:
         parts, codes = divided(place.stem, parts[0], codes[0])
+    elif len(parts) == 1:
+        parts, codes = [*parts, []], [*codes, codes_of([], classes, [], groups)]
     paths = [[item.file for item in items] for items in parts]
     *images, missed = _images(place, paths, (height, width, channels))
     notes += lost_notes(missed, [file for files in paths for file in files])
@@ -43,13 +49,16 @@ def read_pictures(place: Path, shape: tuple[int, int, int]) -> Dataset:
     return Dataset(place.stem, tuple(classes), made[0], made[1], half, half, notes=tuple(notes))
 
 
+def _naming(column: str) -> str:
+    """How to say at a site which column something is."""
+    return f"read_folder(folder, shape, {column}='NAME') in federation/data.py"
+
+
 def _in_folders(folder: Path) -> tuple[list[list[Item]], list[str]]:
     """The pictures of the training and the test part, or of a single one, and what is not used."""
-    train, test = folder / "train", folder / "test"
-    apart = train.is_dir() and test.is_dir() and bool(folders_in(train))
-    unused, roots = Unused(), [train, test] if apart else [folder]
+    unused, roots = Unused(), parts_of(folder)
     parts = [_items(part, unused) for part in roots]
-    return parts, strays(roots, "class") + unused.notes()
+    return parts, beside(folder, roots) + strays(roots, "class") + unused.notes()
 
 
 def _items(folder: Path, unused: Unused) -> list[Item]:

@@ -59,7 +59,9 @@ def contents(path: Path) -> Contents:
 
 
 def files_below(path: Path) -> list[Path]:
-    """The files inside a folder and all folders below it, by name."""
+    """The files inside a folder and all folders below it, by name, but not behind links, which may lead back."""
+    if path.is_symlink():
+        return []
     found = contents(path)
     return found.pictures + found.others + [file for folder in found.folders for file in files_below(folder)]
 
@@ -119,7 +121,7 @@ def decode(
                 if published:
                     image.draft(None, (2 * size, 2 * size))
                 else:
-                    _turn_upright(image)
+                    turn_upright(image)
                 out[:] = _pixels(image, size, channels).reshape(out.shape)
         except UserError:
             raise
@@ -169,7 +171,7 @@ def _holds_several(image: Any) -> bool:
     return False
 
 
-def _turn_upright(image: Any) -> None:
+def turn_upright(image: Any) -> None:
     """Turn a picture as its EXIF data say, as viewers do."""
     from PIL import ImageOps
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -15,6 +15,9 @@ from isofed.data.sources.decode import SUFFIXES, check_size, contents, folders_i
 from isofed.data.sources.items import Item, made_of
 from isofed.data.sources.unused import Unused, strays
 from isofed.errors import UserError
+
+_TRAIN, _TEST, _VALID = ("train", "training"), ("test", "testing"), ("val", "valid", "validation")
+_FEW = 10  # pictures of what is hardly a class
 
 
 @dataclass(frozen=True)
@@ -29,9 +32,9 @@ class Folder:
 
     def load(self, root: str | None = None, progress: Progress | None = None) -> Dataset:
         path = _folder(root, "folder", "a folder of class folders")
-        unused = Unused()
-        parts = [[Item(p, c) for c, p in _pictures(part, "folder", unused)] for part in _parts(path)]
-        notes = strays(_parts(path), "class") + unused.notes()
+        unused, roots = Unused(), parts_of(path)
+        parts = [[Item(p, c) for c, p in _pictures(part, "folder", unused)] for part in roots]
+        notes = beside(path, roots) + strays(roots, "class") + unused.notes()
         return made_of(path, parts, self.size, self.channels, progress, notes)
 
 
@@ -48,8 +51,9 @@ class DomainFolder:
     def load(self, root: str | None = None, progress: Progress | None = None) -> Dataset:
         path = _folder(root, "domain-folder", "a folder of domain folders")
         parts: list[list[Item]] = []
-        notes, unused = list[str](), Unused()
-        for part in _parts(path):
+        unused, roots = Unused(), parts_of(path)
+        notes = beside(path, roots)
+        for part in roots:
             domains = folders_in(part)
             notes += strays([part], "site") + strays(domains, "class")
             if not domains:
@@ -59,12 +63,13 @@ class DomainFolder:
             if empty:
                 raise UserError(f"the domain folder '{part / empty[0]}' has no pictures: add some or remove it")
             parts.append(items)
+        notes += _perhaps_patients(parts[0])
         return made_of(path, parts, self.size, self.channels, progress, notes + unused.notes())
 
 
 def recognise(path: Path) -> str:
     """Which of the two sources fits a folder, from the depth at which its pictures lie."""
-    top = _parts(path)[0]
+    top = parts_of(path)[0]
     inside = folders_in(top)
     # Where both depths have pictures, those of the rarer kind are strays; a folder of a million files is not sorted.
     with_folders = filter(_has_folders, inside)
@@ -72,6 +77,8 @@ def recognise(path: Path) -> str:
     if len(sites) <= len(inside) / 2 and any(pictures_in(folder) for folder in inside):
         return "folder"
     if sites:
+        if top == path:
+            _check_no_parts(path, sites)
         _check_sites(path, sites)
         return "domain-folder"
     if pictures_in(top):
@@ -80,6 +87,27 @@ def recognise(path: Path) -> str:
         f"there are no pictures in class/ or domain/class/ folders under '{top}': "
         f"isofed reads {', '.join(sorted(SUFFIXES))}"
     )
+
+
+def _check_no_parts(path: Path, sites: list[Path]) -> None:
+    """Refuse a test part in place of a site: a client would train on it."""
+    for site in sites:
+        if site.name.casefold() in (*_TRAIN, *_TEST, *_VALID):
+            raise UserError(
+                f"'{site}' would be read as a site: where a training and a test part are meant, '{path}' must have the "
+                f"folders train and test; if it is a site, say so: data=domain-folder root={shlex.quote(str(path))}"
+            )
+
+
+def _perhaps_patients(items: list[Item]) -> list[str]:
+    """A note where what was taken for classes at sites may be patients in classes: each numbered, with few pictures."""
+    classes = sorted({item.label for item in items})
+    folders = {(item.domain, item.label) for item in items}
+    if not all(name[-1:].isdigit() for name in classes) or len(items) >= _FEW * len(folders):
+        return []
+    sites = sorted({item.domain for item in items})
+    some, where = (", ".join(names[:3]) + (", ..." if len(names) > 3 else "") for names in (classes, sites))
+    return [f"{some} are read as classes and {where} as sites; if they are patients in classes, list them in a table"]
 
 
 def _check_sites(path: Path, sites: list[Path]) -> None:
@@ -114,17 +142,38 @@ def _folder(root: str | None, name: str, what: str) -> Path:
     return path
 
 
-def _parts(path: Path) -> list[Path]:
+def parts_of(path: Path) -> list[Path]:
     """The training and the test folder, or the folder itself where it is not divided."""
-    train, test = path / "train", path / "test"
-    if not train.is_dir() or not folders_in(train):
+    train, test = _called(path, _TRAIN), _called(path, _TEST)
+    if train is None or not folders_in(train):
         return [path]  # without folders inside, 'train' is a class, as in CIFAR-100
-    if test.is_dir():
+    if test is not None:
         return [train, test]
-    if len(folders_in(path)) > 1:
-        others = ", ".join(p.name for p in folders_in(path) if p != train)
-        raise UserError(f"'{path}' has train/ but no test/ (there is {others}): name the test part 'test'")
+    if others := [folder.name for folder in folders_in(path) if folder != train]:
+        there = ", ".join(others)
+        raise UserError(f"'{path}' has {train.name}/ but no test/ (there is {there}): name the test part 'test'")
     return [train]
+
+
+def _called(path: Path, names: Sequence[str]) -> Path | None:
+    """The one folder with one of these names, in whatever letters."""
+    found = [folder for folder in folders_in(path) if folder.name.casefold() in names]
+    if len(found) > 1:
+        raise UserError(f"'{path}' has {' and '.join(f.name + '/' for f in found)}: keep the one that is meant")
+    return found[0] if found else None
+
+
+def beside(path: Path, parts: Sequence[Path]) -> list[str]:
+    """A sentence about folders beside a training and a test part, which are not used."""
+    others = [folder for folder in folders_in(path) if folder not in parts] if parts[0] != path else []
+    if not others:
+        return []
+    shown = ", ".join(f"'{folder.name}'" for folder in others[:5]) + (" and more" if len(others) > 5 else "")
+    hint = ""
+    if any(folder.name.casefold() in _VALID for folder in others):
+        hint = "; validation=0.1 sets a part of the training pictures aside"
+    kind, are = ("folder", "is") if len(others) == 1 else ("folders", "are")
+    return [f"the {kind} {shown} beside {parts[0].name}/ and {parts[-1].name}/ {are} not used{hint}"]
 
 
 def _pictures(path: Path, name: str, unused: Unused) -> Iterator[tuple[str, Path]]:

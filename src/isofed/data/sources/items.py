@@ -38,12 +38,13 @@ class Codes(NamedTuple):
     groups: Tensor | None
 
 
-def _alike(classes: list[str]) -> list[str]:
+def _alike(classes: list[str], table: bool) -> list[str]:
     """A sentence about classes with nearly the same name, which sites may have meant to be one."""
+    change = "write them alike in the table" if table else "rename the folders"
     first: dict[str, str] = {}
     pairs = [(first.setdefault(c.strip().casefold(), c), c) for c in classes]
     return [
-        f"'{one}' and '{two}' are two classes, though their names differ by case or blanks only: rename the folders "
+        f"'{one}' and '{two}' are two classes, though their names differ by case or blanks only: {change} "
         "if they are the same"
         for one, two in pairs
         if one != two
@@ -70,9 +71,10 @@ def made_of(
         raise UserError(
             f"'{path}' has one class, '{classes[0]}': there is nothing to tell apart, it needs at least two"
         )
+    known_labels, known_domains = set(classes), {"", *domains}
     for item in parts[-1]:
-        if item.label not in classes or (item.domain and item.domain not in domains):
-            strange = f"class '{item.label}'" if item.label not in classes else f"domain '{item.domain}'"
+        if item.label not in known_labels or item.domain not in known_domains:
+            strange = f"domain '{item.domain}'" if item.label in known_labels else f"class '{item.label}'"
             raise UserError(f"the test part of '{path}' has the {strange}, which the training part does not have")
     groups = sorted({item.group for items in parts for item in items} - {""})
     codes = [codes_of(items, classes, domains, groups) for items in parts]
@@ -86,7 +88,12 @@ def made_of(
     ]
     mean, std = arrays["mean"].tolist(), arrays["std"].tolist()
     labels, where, _ = codes[1]
-    notes = [*notes, *_alike(classes), *_untested("class", classes, labels), *_untested("site", domains, where)]
+    notes = [
+        *notes,
+        *_alike(classes, path.is_file()),
+        *_untested("class", classes, labels),
+        *_untested("site", domains, where),
+    ]
     return Dataset.build(name, classes, made[0], made[1], mean, std, domains, notes)
 
 

@@ -21,6 +21,7 @@ Array = npt.NDArray[Any]
 _KEYS = "x_train, y_train, x_test, y_test, or images, labels and optionally domains and groups"
 _PARTED = tuple(f"{what}_{part}" for part in ("train", "test") for what in ("x", "y", "domains", "groups"))
 _WHOLE = ("images", "labels", "domains", "groups")
+_MEANT = {"groups": ("patient", "subject", "group"), "domains": ("site", "hospital", "domain")}  # beginnings of words
 _NAMES = ("classes", "domain_names")
 _CHANNELS = (1, 2, 3, 4)
 
@@ -33,7 +34,7 @@ class Npz:
 
     def load(self, root: str | None = None, progress: Progress | None = None) -> Dataset:
         path = existing(root, "npz", "an .npz file")
-        arrays = _read(path)
+        arrays, notes = _read(path)
         keys = _keys(path, arrays)
         images = [self._images(path, part.images, arrays[part.images]) for part in keys]
         labels, classes = _codes(path, [(p.labels, arrays[p.labels]) for p in keys], arrays.get("classes"), "label")
@@ -44,11 +45,16 @@ class Npz:
             codes, names = _codes(path, of_domains, arrays.get("domain_names"), "domain")
             domains = [*codes]
         if of_groups := _given(path, arrays, [part.groups for part in keys]):
-            groups = [*numbered(_flat(path, of_groups, "group"))]
+            flat = _flat(path, of_groups, "group")
+            if missing := sum(int((values == "").sum()) for values in flat if values.dtype.kind == "U"):
+                raise UserError(
+                    f"'{path.name}' has no group for {missing:,} samples: give each one, such as one of its own"
+                )
+            groups = [*numbered(flat)]
         arranged = zip(map(np.ascontiguousarray, images), labels, domains, groups, strict=True)
         parts = [Part(*each) for each in arranged]
         train, test = parts if len(parts) == 2 else held_out(path.stem, parts[0])
-        return Dataset.build(path.stem, classes, train, test, domains=names)
+        return Dataset.build(path.stem, classes, train, test, domains=names, notes=notes)
 
     def _images(self, path: Path, key: str, images: Array) -> Array:
         """The pictures as uint8 or float32 [N, H, W, C]."""
@@ -76,7 +82,8 @@ class Npz:
         return images if layout == "nhwc" else images.transpose(0, 2, 3, 1)
 
 
-def _read(path: Path) -> dict[str, Array]:
+def _read(path: Path) -> tuple[dict[str, Array], list[str]]:
+    """The arrays that count, and a note about others."""
     if path.is_dir():
         raise UserError(
             f"'{path}' is a folder: data set 'npz' needs an .npz file (for pictures in folders use 'folder')"
@@ -89,7 +96,7 @@ def _read(path: Path) -> dict[str, Array]:
                     f"'{path.name}' holds one array, not several: save with numpy.savez and the keys {_KEYS}"
                 )
             arrays = {key: file[key] for key in file.files if key in (*_PARTED, *_WHOLE, *_NAMES)}
-            found = ", ".join(file.files) or "nothing"
+            found, unused = ", ".join(file.files) or "nothing", [key for key in file.files if key not in arrays]
     except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
         if isinstance(error, UserError):
             raise
@@ -99,7 +106,17 @@ def _read(path: Path) -> dict[str, Array]:
         ) from None
     if not arrays:
         raise UserError(f"'{path.name}' holds {found}: it needs the keys {_KEYS}")
-    return arrays
+    return arrays, [_unused(path, unused)] if unused else []
+
+
+def _unused(path: Path, keys: list[str]) -> str:
+    """A note about arrays that nobody reads, some of which may only be called otherwise."""
+    which = ", ".join(f"'{key}'" for key in keys[:5]) + (f" and {len(keys) - 5} more" if len(keys) > 5 else "")
+    meant = [
+        (key, next((ours for ours, kind in _MEANT.items() if key.casefold().startswith(kind)), "")) for key in keys
+    ]
+    hint = "".join(f"; call '{key}' {ours} if it says that" for key, ours in meant if ours)
+    return f"{which} of '{path.name}' {'is' if len(keys) == 1 else 'are'} not used{hint}"
 
 
 class _Keys(NamedTuple):

@@ -67,7 +67,8 @@ def text(path: Path, name: str) -> str:
     except FileNotFoundError:
         raise UserError(f"there is no file '{path}', which data set '{name}' needs") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"the file '{path}' cannot be read as text ({error})") from None
+        why = error.strerror if isinstance(error, OSError) else "it is not in UTF-8: save it in that encoding"
+        raise UserError(f"the file '{path}' cannot be read as text ({why})") from None
 
 
 def dataset(
