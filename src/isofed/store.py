@@ -26,7 +26,6 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -35,6 +34,7 @@ import numpy.typing as npt
 import torch
 
 from isofed import state_file
+from isofed.background import Background
 from isofed.errors import RunError
 from isofed.files import Tensors, write_error
 from isofed.state_file import LENGTH, OFFSET, ROOM, SUM, length_of, size_of
@@ -174,7 +174,8 @@ class _Store:
         self._asked = False  # whether somebody is to do that
         self._behind: deque[Slots] = deque()  # places of what was written last, if the system is to let go of it
         self._moving: list[int] = []  # the slots that are being written ahead, without the lock
-        self._lock = threading.Condition(threading.Lock())  # whoever waits here waits for these
+        self._lock = threading.Lock()  # which is taken in a single step: an interrupt comes before or after it
+        self._moved = threading.Condition(self._lock)  # whoever waits here waits for those that are being written
 
     def take_up(self, table: Slots, kept: list[Slots]) -> None:
         """Go on with the file and the table of a checkpoint."""
@@ -219,7 +220,7 @@ class _Store:
             while self._held > self._room and self._hot:
                 oldest = next(iter(self._hot))
                 while oldest in self._moving:
-                    self._lock.wait()
+                    self._moved.wait()
                 if self._table[oldest, SUM] < 0:
                     self._write([oldest])
                 self._held -= size_of(self._hot.pop(oldest))
@@ -227,7 +228,7 @@ class _Store:
             # Not for each state: waking the writer costs the training more than the writing does.
             if self._spills and not self._asked and self._waiting > 0.75 * self._room:
                 self._asked = True
-                _writer().submit(_write_ahead, weakref.ref(self))
+                _writer().do(functools.partial(_write_ahead, weakref.ref(self)))
         return slot
 
     @property
@@ -255,7 +256,7 @@ class _Store:
             with self._lock:
                 self._written(moving[: len(sums)], sums)
                 self._asked, self._moving = bool(sums), []
-                self._lock.notify_all()
+                self._moved.notify_all()
         return bool(sums)
 
     def read(self, slot: int, client: int) -> Tensors:
@@ -282,7 +283,7 @@ class _Store:
         """Put what is only in memory on file, for good, and give the table."""
         with self._lock:
             while self._moving:
-                self._lock.wait()
+                self._moved.wait()
             new = [s for s in sorted(self._hot.keys() & set(slots.tolist())) if self._table[s, SUM] < 0]
             while batch := self._batch(new):
                 self._write(batch)
@@ -386,9 +387,12 @@ def _memory() -> float:
 
 
 @functools.cache
-def _writer() -> ThreadPoolExecutor:
+def _writer() -> Background:
     """One thread that writes beside the training, for all runs of this process."""
-    return ThreadPoolExecutor(1, "isofed-store")
+    return Background("isofed-store")
+
+
+os.register_at_fork(after_in_child=_writer.cache_clear)  # a child has none of its parent's threads
 
 
 def _write_ahead(store: weakref.ref[_Store]) -> None:
@@ -399,4 +403,4 @@ def _write_ahead(store: weakref.ref[_Store]) -> None:
 def _settle() -> None:
     """Wait for what the writer is at: another store, that is over, may have the same file, and its slots are free."""
     if _writer.cache_info().currsize:
-        _writer().submit(lambda: None).result()
+        _writer().settle()

@@ -14,7 +14,7 @@ import pytest
 
 from isofed.functional import native
 
-here = pytest.mark.skipif(native.compiler() is None, reason="there is no C compiler")
+here = pytest.mark.skipif(native.compiled_by() == "none", reason="there is no C compiler")
 here_is = shlex.join(native.compiler() or [])
 TEXT = '#include "native.h"\nint seven(void) { return 7; }\ndouble three(double x) { return x * x + x; }\n'
 
@@ -69,6 +69,29 @@ def test_nothing_is_kept_where_nothing_shall_or_can_be(
         found = native.library(source)
         assert found is not None and found.seven() == 7
     assert not (tmp_path / "cache").exists()
+
+
+@here
+def test_what_has_lost_its_functions_is_not_taken(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source.write_text("int isofed_seven(void) { return 7; }\n")
+    found = native.library(source)
+    assert found is not None and found.isofed_seven() == 7
+    monkeypatch.setenv("CC", f"{here_is} -fwhole-program")
+    native.library.cache_clear()
+    assert native.library(source) is None
+
+
+@here
+@pytest.mark.parametrize("asked", ["-ffast-math", "-Ofast", "-funsafe-math-optimizations"])
+def test_a_compiler_that_is_asked_to_round_off_small_numbers_does_so_to_nobody(asked: str, tmp_path: Path) -> None:
+    (tmp_path / "some.c").write_text(TEXT)
+    told = (
+        "import sys, torch; from pathlib import Path; from isofed.functional import native; "
+        "assert native.library(Path(sys.argv[1])) is not None; print(float(torch.full((1,), 1e-40) * 1) > 0)"
+    )
+    given = os.environ | {"CC": f"{here_is} {asked}", "ISOFED_CACHE": str(tmp_path / "cache")}
+    command = [sys.executable, "-c", told, str(tmp_path / "some.c")]
+    assert subprocess.run(command, env=given, capture_output=True, text=True, check=True).stdout == "True\n"
 
 
 @here

@@ -60,6 +60,15 @@ def test_median_and_trimmed_mean_are_numpys(clients: int, at_once: int, monkeypa
         np.testing.assert_allclose(Trimmed(part).combine(given, weights).numpy(), wanted, rtol=1e-14, atol=1e-14)
 
 
+@pytest.mark.parametrize("clients", [3, 5, 6])
+def test_distances_are_the_same_both_ways(clients: int) -> None:
+    """Otherwise rounding decides which of the two that lie closest is taken: of equal scores the first is."""
+    for seed in range(20):
+        given = torch.from_numpy(np.random.default_rng(seed).normal(size=(clients, 5003)).astype(np.float32))
+        apart = squared_distances(given)
+        assert torch.equal(apart, apart.T)
+
+
 def test_trimming_does_not_trip_over_binary_fractions() -> None:
     given = torch.arange(100.0)[:, None].repeat(1, 2)
     given[-29:] = 1e6

@@ -431,6 +431,49 @@ def test_a_layer_that_is_used_twice_has_second_derivatives(pool: bool) -> None:
     assert all(error(f, w) < (2e-2 if pool else 1e-4) for f, w in zip(found, wanted, strict=True))
 
 
+@pytest.mark.parametrize("pool", [False, True])
+@pytest.mark.parametrize("kept", ["contiguous", "numpy", "a copy"])
+def test_what_is_kept_for_the_way_back_may_be_packed(kept: str, pool: bool) -> None:
+    """By hooks that give back another tensor with the same numbers, which may lie otherwise."""
+
+    def packed(t: Tensor) -> object:
+        if kept == "numpy":
+            return t.detach().numpy().copy(order="C")
+        return t.clone(memory_format=torch.contiguous_format) if kept == "contiguous" else t.clone()
+
+    made, x = layer(32, 32, pool=pool), pictures(4, 32, 16, 16).requires_grad_()
+    g = torch.randn_like(made(x))
+    wanted = torch.autograd.grad(made(x), [x, *made.parameters()], g)
+    unpacked = torch.from_numpy if kept == "numpy" else lambda t: t
+    with torch.autograd.graph.saved_tensors_hooks(packed, unpacked):
+        y = made(x)
+    for found, want in zip(torch.autograd.grad(y, [x, *made.parameters()], g), wanted, strict=True):
+        assert torch.equal(found, want)
+
+
+@pytest.mark.parametrize("pool", [False, True])
+def test_what_is_kept_may_be_another_tensor_by_then(pool: bool) -> None:
+    """Memory was read that is not the weight's: setting ``data`` is seen by nobody."""
+    for change in ("half", "double", "fewer"):
+        made, x = layer(64, 64, pool=pool), pictures(16, 64, 32, 32).requires_grad_()
+        first = nn.Conv2d(64, 64, 3, padding=1)
+        first.load_state_dict(made.state_dict())
+        plain = nn.Sequential(first, *([nn.MaxPool2d(2), nn.ReLU()] if pool else []))
+        found: list[Tensor | None] = []
+        for module, weight in ((made, made.weight), (plain, first.weight)):
+            y = module(x)
+            if change == "fewer":
+                weight.data = weight.data[:16].clone()
+            else:
+                getattr(module, change)()
+            try:
+                found += torch.autograd.grad(y.sum(), [x])
+            except RuntimeError:  # of types or shapes
+                found.append(None)
+        ours, wanted = found
+        assert ours is None or (wanted is not None and error(ours, wanted) < NEAR), change
+
+
 def test_a_negative_padding_is_refused_as_by_pytorch() -> None:
     made = layer(32, 32)
     made.padding = (-1, -1)

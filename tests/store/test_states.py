@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -196,10 +198,70 @@ def test_what_must_leave_memory_is_written_beside_the_training(monkeypatch: pyte
     now = Remembered.nothing(1000)
     for number in range(20):
         now = after(now, {10 * number + n: vector(*range(number, number + 1000)) for n in range(10)})
-        store._writer().submit(lambda: None).result()  # the time that a round would take
+        store._writer().settle()  # the time that a round would take
     assert all(same(now[10 * n + 3], vector(*range(n, n + 1000))) for n in range(20))
     here = threading.current_thread().name
     assert written.total() - written[here] > 5 * written[here] > 0
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # one may come to a garbage collection
+@pytest.mark.parametrize("seed", range(4))
+def test_an_interrupt_leaves_nothing_locked(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may come between any two steps of Python, as one did between taking a lock and having it."""
+    monkeypatch.setattr(store, "HOT", 250_000)  # of 800,000 bytes of all clients
+    rng, armed = np.random.default_rng(seed), False
+
+    def interrupt(number: int, frame: Any) -> None:
+        nonlocal armed
+        if armed:
+            armed = False
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    now, known, interrupts = Remembered.nothing(100, tmp_path / "states"), dict[int, Tensors](), 0
+    end = time.monotonic() + 2
+    try:
+        while time.monotonic() < end:
+            news = {int(c): vector(*rng.standard_normal(2000)) for c in rng.choice(100, 10, replace=False)}
+            armed = True
+            try:
+                signal.setitimer(signal.ITIMER_REAL, rng.random() * 0.003 + 1e-6)
+                following = after(now, news)
+                with following.saving():
+                    pass
+                armed = False
+                now, known = following, known | news
+            except KeyboardInterrupt:
+                interrupts += 1
+            armed = False
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            assert now._store._lock.acquire(timeout=10), "somebody has the lock who is gone"
+            now._store._lock.release()
+            assert all(same(now[client], known[client]) for client in list(known)[:3])
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert interrupts > 20
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_process_that_was_forked_has_a_writer_of_its_own(tmp_path: Path) -> None:
+    store._writer().settle()
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            now = Remembered.nothing(10, tmp_path / "states")  # which waits for the writer
+            code = 0 if same(after(now, {1: vector(1.0)})[1], vector(1.0)) else 2
+        finally:
+            os._exit(code)
+    end = time.monotonic() + 30
+    while (done := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < end:
+        time.sleep(0.01)
+    if done == (0, 0):
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert done == (child, 0)
 
 
 class Cache:
@@ -236,7 +298,7 @@ def test_the_system_lets_go_of_the_file_if_it_cannot_have_all(enough: bool, quic
     for number in range(30):
         now = after(now, {10 * number + n: vector(*range(number, number + 1000)) for n in range(10)})
         if quick:
-            store._writer().submit(lambda: None).result()
+            store._writer().settle()
         if number % 9 == 8:
             with now.saving():
                 pass
@@ -293,7 +355,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
     made = Held(monkeypatch)
     yield made
     made.let_go()
-    store._writer().submit(lambda: None).result()
+    store._writer().settle()
 
 
 def rounds(now: Remembered, numbers: range, of: int = 10) -> Remembered:
@@ -415,5 +477,5 @@ def test_a_federation_that_fits_writes_nothing_ahead(monkeypatch: pytest.MonkeyP
     now = Remembered.nothing(10)
     for number in range(20):
         now = after(now, {n: vector(*range(number, number + 1000)) for n in range(10)})
-        store._writer().submit(lambda: None).result()
+        store._writer().settle()
     assert same(now[3], vector(*range(19, 1019)))

@@ -27,9 +27,12 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 HEADER = Path(__file__).with_suffix(".h")
-# The last three undo what ``$CC`` may ask for: arithmetic that would change that of the whole process, functions that
-# cannot be found, and C++.
-FLAGS = ("-O3", "-march=native", "-std=gnu11", "-shared", "-fPIC", "-fno-fast-math", "-fvisibility=default", "-xc")
+FLAGS = (
+    *("-O3", "-march=native", "-std=gnu11", "-shared", "-fPIC"),
+    # These undo what ``$CC`` may ask for: arithmetic that would change that of the whole process, functions that cannot
+    # be found, and C++.
+    *("-fno-fast-math", "-fno-unsafe-math-optimizations", "-fvisibility=default", "-xc"),
+)
 _PATIENCE = 60  # seconds for a file of a few hundred lines
 
 _log = logging.getLogger(__name__)
@@ -62,9 +65,18 @@ def _made(source: Path, flags: Sequence[str]) -> ctypes.CDLL:
         about = f"{source.read_text()}{HEADER.read_text()}{FLAGS}{flags}{_identity()}{_version()}{_processor()}"
         kept = _kept(folder, f"{source.stem}-{_digest(about.encode())}", words)
         with suppress(OSError):  # from some folders nothing may be run
-            return ctypes.CDLL(str(kept))
+            return _loaded(kept, source)
     with tempfile.TemporaryDirectory() as own:
-        return ctypes.CDLL(str(_compiled(words, Path(own))))  # it stays in memory
+        return _loaded(_compiled(words, Path(own)), source)  # it stays in memory
+
+
+def _loaded(made: Path, source: Path) -> ctypes.CDLL:
+    """What was made of a C file, if all of its functions can be found there."""
+    library = ctypes.CDLL(str(made))
+    for name in re.findall(r"^\w+ (isofed_\w+)\(", source.read_text(), re.MULTILINE):
+        if not hasattr(library, name):
+            raise OSError(f"what was compiled has no {name}")
+    return library
 
 
 def _kept(folder: Path, name: str, words: Sequence[str]) -> Path:

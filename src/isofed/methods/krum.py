@@ -28,6 +28,7 @@ def squared_distances(updates: Tensor) -> Tensor:
     for columns in column_blocks(updates):
         block = updates[:, columns].double()
         products += block @ block.T
+    products = (products + products.T) / 2  # rounding must not decide which of two is nearer to the other
     squares = products.diagonal()
     return (squares[:, None] + squares[None, :] - 2 * products).clamp(min=0)
 

@@ -2,7 +2,9 @@
 
 They are written in C (``winograd.c``), which says how it is done, and need a C compiler and a processor with AVX-512.
 The numbers are those of the definition to rounding, in norm 1e-6 (of 32 channels) to 4e-6 (of 512) away from float64,
-where PyTorch's own are 2e-7 to 8e-7.
+where PyTorch's own are 2e-7 to 8e-7. So where all that a number is made of is exactly zero, it may be 1e-8 instead if
+there is something else in its square of pixels; with a bias of exactly zero, a ReLU behind it then has the other one of
+its two derivatives there.
 """
 
 from __future__ import annotations
@@ -110,6 +112,16 @@ class Cut:
         n, inside, rows, columns = x.shape
         return cls(n, inside, layer.out_channels, rows, columns, *layer.zeros, layer.pool)
 
+    @property
+    def given(self) -> tuple[int, int, int, int]:
+        """The shape of the pictures."""
+        return self.pictures, self.inside, self.rows, self.columns
+
+    @property
+    def filters(self) -> tuple[int, int, int, int]:
+        """The shape of the weights."""
+        return self.outside, self.inside, 3, 3
+
     @cached_property
     def height(self) -> int:
         """Of the result."""
@@ -181,11 +193,12 @@ def _backward(
     g: Tensor, x: Tensor | None, weight: Tensor | None, which: Tensor | None, cut: Cut, wanted: Sequence[bool]
 ) -> tuple[Tensor | None, Tensor | None, Tensor]:
     """Gradients of pictures and of weights, where they are wanted, and of the bias."""
-    given = [None if t is None else t.contiguous(memory_format=torch.channels_last) for t in (x, weight, g)]
-    sizes = (cut.pictures, cut.inside, cut.rows, cut.columns), (cut.outside, cut.inside, 3, 3)
+    *given, which = (
+        None if t is None else t.contiguous(memory_format=torch.channels_last) for t in (x, weight, g, which)
+    )
     dx, dweight = (
         torch.empty(size, dtype=torch.float32, memory_format=torch.channels_last) if want else None
-        for size, want in zip(sizes, wanted, strict=False)
+        for size, want in zip((cut.given, cut.filters), wanted, strict=False)
     )
     dbias = torch.empty(cut.outside, dtype=torch.float32)
     places = (None if t is None else t.data_ptr() for t in (*given, which, dx, dweight, dbias))
@@ -210,10 +223,18 @@ class _Convolution(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         (x, weight, which), cut, wanted = ctx.saved_tensors, ctx.cut, ctx.needs_input_grad
-        if torch.is_grad_enabled() or not native.reads(g):
+        if torch.is_grad_enabled() or not (native.reads(g) and _is_as_saved(x, weight, which, cut)):
             return *_backward_by_pytorch(g, (x, weight, ctx.bias), cut, wanted), None
         dx, dweight, dbias = _backward(g, x, weight, which, cut, wanted)
         return dx, dweight, dbias if wanted[2] else None, None
+
+
+def _is_as_saved(x: Tensor | None, weight: Tensor | None, which: Tensor | None, cut: Cut) -> bool:
+    """Whether C can read what was kept: in its place may be a tensor of a hook, or of ``parameter.data = ...``."""
+    for kept, size in ((x, cut.given), (weight, cut.filters)):
+        if kept is not None and not (native.reads(kept) and kept.shape == size):
+            return False
+    return which is None or (which.dtype == torch.uint8 and which.device.type == "cpu")
 
 
 def _backward_by_pytorch(
@@ -229,11 +250,10 @@ def _backward_by_pytorch(
             inputs = [t for t, want in zip((x, weight, bias), wanted, strict=False) if want and t is not None]
             found = iter(torch.autograd.grad(y, inputs, g, create_graph=again))
         return [next(found) if want else None for want in wanted[:3]]
-    pictures, filters = (cut.pictures, cut.inside, cut.rows, cut.columns), (cut.outside, cut.inside, 3, 3)
     to_x, to_weight, to_bias, _ = wanted
     return [
-        conv2d_input(pictures, weight, g, padding=padding) if to_x else None,
-        conv2d_weight(x, filters, g, padding=padding) if to_weight else None,
+        conv2d_input(cut.given, weight, g, padding=padding) if to_x else None,
+        conv2d_weight(x, cut.filters, g, padding=padding) if to_weight else None,
         g.sum((0, 2, 3)) if to_bias else None,
     ]
 
