@@ -107,8 +107,9 @@ MISTAKES = [
     (["repeats=0"], "repeats must be at least 1, not 0"),
     (["repeats=many"], "repeats must be a whole number, not 'many'"),
     (["json=missing/bench.json"], "there is no folder missing"),
-    (["json=."], "it must name a file"),
-    (["json="], "it must name a file"),
+    (["json=."], "it must name a .json file"),
+    (["json="], "it must name a .json file"),
+    (["json=config.yaml"], "it must name a .json file"),
     (["rounds=3"], "rounds means nothing to bench"),
     (["modles=cnn"], "there is no setting 'modles': did you mean 'models'?"),
     (["batch_size=0"], "batch_size=0 is not possible"),
@@ -128,6 +129,17 @@ def test_a_mistake_is_one_sentence_before_any_work(words: list[str], said: str) 
     done = isofed("bench", *device, *words)
     assert said in complaint(done, 2)
     assert done.out == ""
+
+
+def test_a_file_of_something_else_is_not_written_over(tmp_path: Path) -> None:
+    file = tmp_path / "result.json"
+    for held in ('{"accuracy": 0.5}', "[1]", "no JSON"):
+        file.write_text(held)
+        said = complaint(isofed("bench", "device=cpu", f"json={file}"), 2)
+        assert said == f"json={file} is not possible: that file holds something else, which would be lost"
+        assert file.read_text() == held
+    file.write_text(json.dumps({"environment": {}, "settings": {}, "repeats": 1, "rows": []}))
+    assert bench._writable(file) == file
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")

@@ -190,6 +190,21 @@ def test_to_dict_makes_the_same_settings_again(
     ]
 
 
+def test_a_file_says_none_as_words_do(tmp_path: Path) -> None:
+    file = tmp_path / "my.yaml"
+    file.write_text("clip: none\ntarget: None\nlocal_steps: none\nroot: none\nworkers: auto\naugment: none\n")
+    made = settings(read_yaml(file))
+    assert (made.clip, made.target, made.local_steps, made.root, made.workers) == (None,) * 5 and made.augment == "none"
+
+
+@pytest.mark.parametrize("key", ["lr", "clients", "rounds", "clip", "participation"])
+@pytest.mark.parametrize("value", [True, False])
+def test_a_number_is_not_true_or_false(key: str, value: bool) -> None:
+    """YAML takes yes for true, and 1 may come of that."""
+    with pytest.raises(UserError, match=f"{key}={str(value).lower()} is not possible: it must be a number"):
+        settings({key: value})
+
+
 def test_words_yaml_and_python_agree(tmp_path: Path) -> None:
     file = tmp_path / "my.yaml"
     file.write_text("method:\n  - fedprox: {mu: 0.1}\n  - fedbn\nlr: 0.2\nclients: 4\nclip: null\n")
@@ -236,6 +251,8 @@ def test_bad_words_and_files(tmp_path: Path) -> None:
     assert "config.yaml cannot be read" in wrong(str(tmp_path))
     (tmp_path / "bad.yaml").write_text("a: [1\nb: 2\n")
     assert "is not valid YAML (line" in wrong(str(tmp_path / "bad.yaml"))
+    (tmp_path / "twice.yaml").write_text("lr: 0.1\nrounds: 2\nlr: 0.2\n")
+    assert "twice.yaml has 'lr' twice (the second in line 3); keep one" in wrong(str(tmp_path / "twice.yaml"))
     (tmp_path / "list.yaml").write_text("- 1\n")
     assert "must hold 'key: value' lines" in wrong(str(tmp_path / "list.yaml"))
     (tmp_path / "empty.yaml").write_text("")

@@ -326,6 +326,14 @@ def test_the_recorded_configuration_repeats_the_run(whole: dict[str, Path], tmp_
 # --- Ctrl-C
 
 
+def test_ctrl_c_while_the_command_is_being_loaded(tmp_path: Path) -> None:
+    """Which takes longer than a moment; what is loaded first stands for all of it."""
+    (tmp_path / "typer.py").write_text("raise KeyboardInterrupt\n")
+    given = environment() | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{environment().get('PYTHONPATH', '')}"}
+    done = subprocess.run([sys.executable, "-m", "isofed", "run"], env=given, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "isofed: stopped.\n")
+
+
 def interrupted(command: Command, within: float = 8, by: signal.Signals = signal.SIGINT) -> str:
     """Press Ctrl-C, or send another signal; what is said must be one sentence, soon."""
     began = time.monotonic()

@@ -285,13 +285,24 @@ def bench(console: Console, words: Sequence[str]) -> None:
         console.print(f"all numbers are in {file}", highlight=False, markup=False)
 
 
+def _is_ours(file: Path) -> bool:
+    """Whether a file holds an earlier measurement, which a new one may replace."""
+    try:
+        held = json.loads(file.read_text(encoding="utf-8") or "{}")
+    except (OSError, ValueError):
+        return False
+    return isinstance(held, dict) and (not held or {"environment", "repeats", "rows"} <= held.keys())
+
+
 def _writable(given: Any) -> Path | None:
     """The file to write, if that will be possible."""
     if given is None:
         return None
     file = Path(str(given)).expanduser()
-    if not str(given) or file.is_dir():
-        raise UserError(f"json={given} is not possible: it must name a file, as in json=bench.json")
+    if file.suffix.lower() != ".json" or file.is_dir():
+        raise UserError(f"json={given} is not possible: it must name a .json file, as in json=bench.json")
+    if file.exists() and not _is_ours(file):
+        raise UserError(f"json={given} is not possible: that file holds something else, which would be lost")
     if not file.parent.is_dir():
         raise UserError(f"json={given} is not possible: there is no folder {file.parent}")
     if not os.access(file.parent, os.W_OK):

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import IO, Annotated, Any
 
+import click
 import typer
 from rich.console import Console
 
@@ -27,6 +28,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
@@ -41,8 +43,8 @@ class _Output(Console):
 
 # A file or a pipe has no width of its own: room enough that no table is cut, unless COLUMNS says how much there is.
 _WIDE = (sys.stdout is not None and sys.stdout.isatty()) or os.environ.get("COLUMNS", "").isdecimal()
-console = _Output(width=None if _WIDE else 160)
-errors = _Output(stderr=True, soft_wrap=True)
+console = _Output(width=None if _WIDE else 160, emoji=False)  # which file.py:M: would be
+errors = _Output(stderr=True, soft_wrap=True, emoji=False)
 
 Words = Annotated[list[str] | None, typer.Argument(help="settings as key=value, and YAML files", show_default=False)]
 MethodsAndWords = Annotated[
@@ -71,6 +73,10 @@ def command(function: Callable[..., None], group: typer.Typer = app) -> Callable
             how = f" {error}" if str(error) else ""
             _complain(f"stopped.{how}")
             raise typer.Exit(130) from None
+        except SystemExit as error:  # nothing of ours calls that
+            code = "" if error.code is None else repr(error.code)
+            _complain(f"code of your own called sys.exit({code}){place_of(error)}: raise an exception instead")
+            raise typer.Exit(1) from None
         except BrokenPipeError:  # whoever read the output has had enough
             sys.stderr.close()
             raise typer.Exit(0) from None
@@ -432,9 +438,12 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a sign that a terminal does not know is no reason to stop
+    code = 0
     try:
         try:
-            app()
+            code = app(standalone_mode=False) or 0
+        except click.UsageError as error:
+            code = _explain(error)
         finally:
             if sys.stdout is not None:  # closed by who called
                 sys.stdout.flush()
@@ -442,7 +451,21 @@ def main() -> None:
         if not _has_no_room(error):
             raise
         _give_up_output()
-        sys.exit(1)
+        code = 1
+    sys.exit(code)
+
+
+def _explain(error: click.UsageError) -> int:
+    """What is wrong with options, in a sentence; a group that is called without a command shows what it has."""
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        error.show()
+    else:
+        said, path = error.format_message().rstrip("."), error.ctx.command_path if error.ctx else "isofed"
+        if isinstance(error, click.NoSuchOption):
+            near = f"; did you mean '{error.possibilities[0]}'?" if error.possibilities else ""
+            said = f"there is no option '{error.option_name}'{near}"
+        _complain(f"{said[:1].lower()}{said[1:]}{'' if said.endswith('?') else ';'} {path} --help shows how it is used")
+    return error.exit_code
 
 
 if __name__ == "__main__":

@@ -66,7 +66,11 @@ def run(console: Console, words: Sequence[str], resume: str | None, quiet: bool)
     display = RunDisplay(console, quiet)
     named = resume is not None or bool(values.get("out"))
     if resume is not None:
-        values.pop("out", None)
+        out = values.pop("out", None)
+        if out and Path(str(out)).absolute() != Path(resume).absolute():
+            raise UserError(
+                f"a run that goes on stays in its folder: leave out= away, or go on with a copy of {resume}"
+            )
         federation, folder = Federation.resume(resume, **values), Path(resume)
     else:
         out = values.pop("out", None)
@@ -134,10 +138,11 @@ def compare(console: Console, words: Sequence[str], quiet: bool) -> None:
     methods = [w for w in words if is_method(w)]
     values = read_words(w for w in words if w not in methods)
     out = values.pop("out", None)
-    given = values.pop("methods", None) or values.pop("method", None)
-    if methods and given:
-        raise UserError(f"methods are given twice, as '{methods[0]}' and as '{spec.show(given)}'; give all in one way")
-    methods = methods or ([given] if isinstance(given, str) else list(given or []))
+    several, one = values.pop("methods", None), values.pop("method", None)
+    if given := methods and (several or one):
+        raise UserError(f"methods are given twice, as '{methods[0]}' and as '{_said(given)}'; give all in one way")
+    # As everywhere, the parts of a `method` act together; `methods` are set side by side.
+    methods = methods or ([several] if isinstance(several, str) else list(several or [])) or ([one] if one else [])
     seeds = seeds_of(values.pop("seeds", 1), spec.convert(values.pop("seed", 0), int, "seed"))
     plans, root = plan_comparison(methods, seeds, values, out)
     batch = _run_all(plans, CompareDisplay(console, quiet))
@@ -151,6 +156,14 @@ def compare(console: Console, words: Sequence[str], quiet: bool) -> None:
     said = f"recorded in {root}; this table as {written[0].name} and {written[1].name}"
     console.print(said, highlight=False, markup=False, soft_wrap=True)
     _report_failures(batch)
+
+
+def _said(methods: Any) -> str:
+    """Methods as they are written on the command line."""
+    try:
+        return show("method", methods)
+    except UserError:
+        return str(methods)
 
 
 def _run_all(plans: Sequence[Plan], display: CompareDisplay, beside: Sequence[Plan] = ()) -> Batch:
@@ -187,7 +200,7 @@ def _print_comparison(
         out.add_row(*cells)
     console.print()
     show_table(console, out)
-    base = rows[0].method
+    base = escape(rows[0].method)
     over = f"{many(seeds, 'seed')}{', less those that failed' if any(r.failed for r in rows) else ''}"
     deltas = sorted({f"{r.delta:g}" for r in rows if r.delta is not None})
     spent = f" Epsilon is that of a whole client, at delta {' or '.join(deltas)}." if private else ""
@@ -196,11 +209,12 @@ def _print_comparison(
         partly = next((r for r in rows if r.partly), None)
         enough = f"means that they were enough for {partly.reached} of {partly.seeds} seeds" if partly else ""
         some = f"; '{partly.to_target}' {enough}" if partly else ""
-        after = f", before what {later} does after the last one" if later else ""
+        after = f", before what {escape(later)} does after the last one" if later else ""
         to_target = f" 'To {100 * s.target:g} %' counts rounds{after}{some}."
     none = ", and there is none where differences have no spread" if any(r.no_spread for r in rows) else ""
+    part = "" if s.final_test else "on the validation part, "
     console.print(
-        f"\n{s.data}, {s.partition}, {many(s.rounds, 'round')}; {'' if s.final_test else 'on the validation part, '}"
+        f"\n{escape(f'{s.data}, {s.partition}')}, {many(s.rounds, 'round')}; {part}"
         f"mean ± standard deviation over {over}. "
         f"'Differ' is to {base}, in points, paired by seed; * marks an interval that excludes zero{none}.{to_target} "
         f"Time is that of a round relative to {base}'s, MB what all clients send and receive in a round.{spent}",
@@ -319,7 +333,7 @@ def data(console: Console, words: Sequence[str]) -> None:
             written = picture(counts, world.dataset.classes, str(chart), title)
         except OSError as error:
             raise UserError(f"the picture {chart} cannot be written: {error.strerror}") from None
-        console.print(f"\npicture: {written}", highlight=False)
+        console.print(f"\npicture: {written}", highlight=False, markup=False)
 
 
 def get_data(console: Console, words: Sequence[str]) -> None:
@@ -364,12 +378,13 @@ def _print_split(console: Console, world: World) -> None:
     parts = ", ".join(f"{len(part):,} {name}" for name, part in world.parts.items())
     groups = [f"{len(p.groups.unique()):,} {name}" for name, p in world.parts.items() if p.groups is not None]
     console.print(
-        f"[bold]{dataset.name}[/]: {parts}; {len(dataset.classes)} classes; pictures {height}x{width}"
-        f"x{channels}{'; domains ' if dataset.domains else ''}{', '.join(dataset.domains)}"
+        f"[bold]{escape(dataset.name)}[/]: {parts}; {many(len(dataset.classes), 'class')}; pictures {height}x{width}"
+        f"x{channels}{'; domains ' if dataset.domains else ''}{escape(', '.join(dataset.domains))}"
         f"{'; groups ' if groups else ''}{', '.join(groups)}",
         highlight=False,
     )
-    console.print(f"split: {world.settings.partition}, seed {world.settings.seed}", highlight=False, soft_wrap=True)
+    split = f"split: {escape(world.settings.partition)}, seed {world.settings.seed}"
+    console.print(split, highlight=False, soft_wrap=True)
     for text in remarks(world):
         console.print(f"note: {text}", highlight=False, markup=False, soft_wrap=True)
     console.print()
@@ -379,17 +394,20 @@ def _print_split(console: Console, world: World) -> None:
         domains = domains_of(partitions.counts(world.clients, train.domains, len(dataset.domains)), dataset.domains)
     made = table(counts, dataset.classes, domains)
     widths = [max(map(len, column)) + 1 for column in zip(made.columns, *made.rows, strict=True)]
+    whole = len(made.columns)
     if sum(widths) > console.width:  # without the classes, rather than with numbers cut off
         made = table(counts, dataset.classes, domains, most_classes=0)
     roomy = sum(widths) + 12 <= console.width
-    out = simple_table(*made.columns, *([""] if roomy else []))
+    out = simple_table(*map(escape, made.columns), *([""] if roomy else []))
     out.padding = (0, 1, 0, 0)
     largest = max(1, int(counts.sum(1).max()))
     sizes = {str(c): int(n) for c, n in enumerate(counts.sum(1))}
     for row in made.rows:
         bar = "█" * int(np.ceil(12 * sizes[row[0]] / largest)) if row[0] in sizes else ""
-        out.add_row(*row, *([f"{bar:<12}"] if roomy else []))
+        out.add_row(*map(escape, row), *([f"{bar:<12}"] if roomy else []))
     console.print(out)
+    if len(made.columns) < whole:
+        console.print("what of each class a client has is shown on a wider terminal", highlight=False)
 
 
 def settings(console: Console, words: Sequence[str] = ()) -> None:

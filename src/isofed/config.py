@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import typing
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -129,6 +130,8 @@ class Settings(BaseModel):
             raise UserError("data= names a data set; one that you have made is given as dataset=")
         if hasattr(value, "__getitem__") and not isinstance(value, str):
             raise UserError(f"data= names a data set or a path, it cannot be {kind_of(value)}: {AS_DATASET}")
+        if isinstance(value, str) and not value.strip():  # which, as a path, would be this folder
+            raise UserError("data= is empty: it must name a data set, such as digits, or the path of your own")
         return os.fspath(value) if isinstance(value, os.PathLike) else value
 
     @field_validator("data")
@@ -212,6 +215,8 @@ def settings(values: Mapping[str, Any]) -> Settings:
     for key in values:
         if key not in Settings.model_fields:
             raise _strange(str(key), values)
+        if isinstance(values[key], bool) and _is_number(key):
+            raise UserError(f"{key}={show(key, values[key])} is not possible: it must be a number")
     try:
         return Settings(**values)
     except ValidationError as error:
@@ -292,7 +297,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         raise UserError(f"the settings file {str(file)!r} cannot be read: no file can have that name") from None
     if not isinstance(values, dict):
         raise UserError(f"the settings file {file} must hold 'key: value' lines")
-    return values
+    return {key: _none(key, value) for key, value in values.items()}
 
 
 def is_setting(word: str) -> bool:
@@ -306,7 +311,7 @@ def read_words(words: Iterable[str]) -> dict[str, Any]:
     for word in words:
         if is_setting(word):
             key, _, text = word.partition("=")
-            values[key] = None if text.lower() in ("none", "null") and _may_be_none(key) else text
+            values[key] = _none(key, text)
         elif word.endswith((".yaml", ".yml")) or os.path.isdir(word):
             values |= read_yaml(word)
         else:
@@ -315,9 +320,17 @@ def read_words(words: Iterable[str]) -> dict[str, Any]:
     return values
 
 
-def _may_be_none(key: str) -> bool:
+def _none(key: str, value: Any) -> Any:
+    """A value as it is, or nothing where it says ``none`` for a setting that may have none."""
     field = Settings.model_fields.get(key)
-    return field is not None and field.default is None
+    said = isinstance(value, str) and value.lower() in ("none", "null")
+    return None if said and field is not None and field.default is None else value
+
+
+def _is_number(key: str) -> bool:
+    """Whether a setting is a number; pydantic takes ``true`` for 1."""
+    kind = Settings.model_fields[key].annotation
+    return bool({int, float} & {kind, *typing.get_args(kind)})
 
 
 def lr_at(s: Settings, round: int) -> float:

@@ -59,11 +59,16 @@ def remarks(world: World) -> list[str]:
     return [*world.dataset.notes, *nobody]
 
 
+def _marked(markup: str) -> Text:
+    """A text with markup, in which ``:M:`` is no picture of an M."""
+    return Text.from_markup(markup, emoji=False)
+
+
 class Name:
     """A name in a table, with markup. Where it is too long it goes on in the next line, between two of its words."""
 
     def __init__(self, markup: str) -> None:
-        self._markup, self._text = markup, Text.from_markup(markup)
+        self._markup, self._text = markup, _marked(markup)
         self._indent = len(self._text.plain) - len(self._text.plain.lstrip())
 
     def __str__(self) -> str:
@@ -112,8 +117,8 @@ def simple_table(*columns: str, title: str | None = None) -> Table:
 def fits(console: Console, table: Table, fold: bool = True) -> bool:
     """Whether there is room for all numbers of a table, with its names folded between words or as they are."""
     first, *others = ([str(cell) for cell in (column.header, *column.cells)] for column in table.columns)
-    widest = [max(Text.from_markup(cell).cell_len for cell in cells) for cells in others]
-    names = [line for cell in first for line in (Name(cell).lines(0) if fold else [Text.from_markup(cell)])]
+    widest = [max(_marked(cell).cell_len for cell in cells) for cells in others]
+    names = [line for cell in first for line in (Name(cell).lines(0) if fold else [_marked(cell)])]
     return max(line.cell_len for line in names) + sum(widest) + 2 * len(widest) <= console.width
 
 
@@ -208,8 +213,8 @@ class RunDisplay(Display):
         if not self.quiet:
             clients, split = len(run.world.clients), "pooled" if s.method.pooled else s.partition
             self.console.print(
-                f"[bold]{escape(s.method.shown())}[/] on {run.world.dataset.name}: {many(clients, 'client')} "
-                f"({split}), {s.model}, {many(s.rounds, 'round')}, seed {s.seed}",
+                f"[bold]{escape(s.method.shown())}[/] on {escape(run.world.dataset.name)}: {many(clients, 'client')} "
+                f"({escape(split)}), {escape(s.model)}, {many(s.rounds, 'round')}, seed {s.seed}",
                 highlight=False,
             )
         for text in remarks(run.world):
@@ -255,6 +260,7 @@ class CompareDisplay(Display):
         self._total, self._done, self._now = float(len(plans)), 0.0, 0.0
         self._clock = Clock()
         self._current, self._accuracy = "", {row: None for row in self._rows}
+        self._remarked: set[str] = set()
 
     def run(self, plan: Plan) -> None:
         self._current, self._now, self._seed = plan.row, 0.0, plan.settings.seed
@@ -263,6 +269,10 @@ class CompareDisplay(Display):
 
     def start(self, run: Federation) -> None:
         self._said = set()
+        for text in remarks(run.world):
+            if text not in self._remarked:  # each of a data set once
+                self.note(text)
+        self._remarked |= {*remarks(run.world)}
 
     def client(self, done: int, of: int) -> None:
         self._refresh()

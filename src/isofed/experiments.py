@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
@@ -248,7 +249,7 @@ def run_all(
 def _check_data(plans: Sequence[Plan], data: _Data) -> None:
     """Runs on data that have changed since do not stand in one table with others.
 
-    Where nothing is missing, and all runs were made on the same data, nothing is read.
+    Where nothing is missing, and all runs were made on the same data, which lie where they did, nothing is read.
     """
     groups: dict[tuple[str, str | None], list[Plan]] = {}
     for plan in plans:
@@ -256,7 +257,8 @@ def _check_data(plans: Sequence[Plan], data: _Data) -> None:
     for group in groups.values():
         made = [(p.settings, RunFolder.open(p.folder)) for p in group if (p.folder / CONFIG).exists()]
         noted = {folder.environment.get("data") for _, folder in made}
-        if len(noted) < 2 and not _missing(group):
+        moved = any(folder.config.get(key) != getattr(s, key) for s, folder in made for key in ("data", "root"))
+        if len(noted) < 2 and not moved and not _missing(group):
             continue
         for s, folder in made:
             now = data.get(s)
@@ -271,16 +273,23 @@ def _check_rows(plans: Sequence[Plan], data: _Data) -> dict[str, float]:
     Gives about how many steps a run of each row takes that worker processes could take side by side.
     """
     steps: dict[str, float] = {}
+    divided: set[tuple[Any, ...]] = set()  # by what decides who has what
     for plan in _missing(plans):
-        if plan.row in steps:
+        s = plan.settings
+        split = tuple(getattr(s, key) for key in ("data", "root", "partition", "clients", "validation", "seed"))
+        if plan.row in steps and split in divided:
             continue
-        unrecorded = plan.settings.model_copy(update={"track": "none"})
         try:
-            steps[plan.row] = steps_beside(Federation.on(data.get(plan.settings), unrecorded).world)
-        except UserError:
-            raise
+            if plan.row in steps:
+                World.create(s, data.get(s))
+            else:
+                unrecorded = s.model_copy(update={"track": "none"})
+                steps[plan.row] = steps_beside(Federation.on(data.get(s), unrecorded).world)
+        except UserError as error:
+            raise type(error)(f"{error} (with seed {s.seed})" if divided else str(error)) from error
         except Exception:  # a mistake in code of the user's own is this row's alone
             steps[plan.row] = 0.0
+        divided.add(split)
     return steps
 
 
@@ -309,11 +318,22 @@ def _check_folder(plan: Plan) -> None:
     wanted, folder = json.loads(json.dumps(plan.settings.to_dict())), RunFolder.open(plan.folder)
     check_files(folder, plan.settings)
     for key, value in folder.config.items():
-        if key not in _ignored(plan.settings) and wanted.get(key) != value:
+        if key in _ignored(plan.settings) or _lies_elsewhere(key, value, wanted.get(key)):
+            continue
+        if wanted.get(key) != value:
             raise UserError(
                 f"{plan.folder} holds a run with {key}={show(key, value)}, not {show(key, wanted.get(key))}; "
                 "choose another out="
             )
+
+
+def _lies_elsewhere(key: str, before: Any, now: Any) -> bool:
+    """Whether a setting only says that data lie in another place now; that they are the same is checked."""
+    if key != "data":
+        return key == "root"
+    paths = [str(value) for value in (before, now)]
+    options = {path.rpartition(":")[2] if "=" in path.rpartition(":")[2] else "" for path in paths}
+    return all(map(os.path.isabs, paths)) and len(options) == 1
 
 
 class _Data:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from torch import Tensor, nn
 
@@ -46,10 +47,10 @@ def listing(console: Console, words: Sequence[str]) -> None:
         except UserError as error:
             if named:
                 raise
-            table.add_row(name, "-", "-", "-", str(error))
+            table.add_row(escape(name), "-", "-", "-", escape(str(error)))
             continue
         table.add_row(
-            name,
+            escape(name),
             f"{_parameters(made):,}",
             f"{macs:,.2f}" if macs >= 0.01 else f"{macs:.4f}",
             f"{made.width:,}",
@@ -74,9 +75,9 @@ def _parts(name: str, network: models.Network, shape: tuple[int, int, int]) -> T
     """What a network consists of, by the names that methods know, with what comes out of each part."""
     with torch.no_grad():
         output = network.eval()(torch.zeros(2, *shape))
-    table = simple_table(f"part of {name}", "output", "parameters")
+    table = simple_table(f"part of {escape(name)}", "output", "parameters")
     for stage, made in output.stages.items():
-        table.add_row(stage, _size(made), f"{_parameters(network.stages[stage]):,}")
+        table.add_row(escape(stage), _size(made), f"{_parameters(network.stages[stage]):,}")
     if network.projector is not None:
         table.add_row("projector", _size(output.features), f"{_parameters(network.projector):,}")
     else:

@@ -43,6 +43,10 @@ class Command(TyperCommand):
             from isofed.config import Settings
 
             key = error.option_name.lstrip("-").replace("-", "_")
+            if key == "resume":  # of `run` alone
+                said = f"the same command again goes on: {ctx.command_path} has no option '--resume'"
+                click.echo(f"isofed: {said}", err=True)
+                raise typer.Exit(2) from None
             if key not in (*Settings.model_fields, "seeds", "out") or "words" not in {p.name for p in self.params}:
                 raise
             value = _value_after(given, error.option_name)

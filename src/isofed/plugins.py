@@ -114,16 +114,18 @@ def _run(path: Path) -> ModuleType:
         sys.modules[key] = module  # dataclasses look their module up while the class is being made
         try:
             spec.loader.exec_module(module)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             del sys.modules[key]
             raise UserError(f"the file {path} could not be run: {_said(error, path)}") from error
     return module
 
 
-def _said(error: Exception, path: Path) -> str:
+def _said(error: BaseException, path: Path) -> str:
     """What is wrong with a file, and in which line of it."""
     if "cannot inherit non-frozen dataclass from a frozen one" in str(error):  # the words do not say what to do
         said = "a method is a frozen dataclass: write @dataclass(frozen=True) above it"
+    elif isinstance(error, SystemExit):
+        said = "it calls sys.exit(); put what is to be run by itself below if __name__ == '__main__'"
     else:
         said = f"{type(error).__name__}: {error}"
     if isinstance(error, SyntaxError):  # which names its line itself

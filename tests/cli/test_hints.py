@@ -25,6 +25,8 @@ from tests.docs.reading import ROOT
         (["tune", "fedprox", "mu=0.01,1"], "no setting 'mu'; the option of fedprox is tuned as fedprox.mu=0.01,1"),
         (["run", "method=fedprox", "mu=1"], "there is no setting 'mu'; .* it is written method=fedprox:mu=1"),
         (["run", "partition=dirichlet", "alpha=1"], "no setting 'alpha'; .* it is written partition=dirichlet:alpha=1"),
+        (["data", "data="], "data= is empty: it must name a data set, such as digits, or the path of your own"),
+        (["run", "data=", "rounds=1"], "data= is empty"),
         (["data", "synthetic:test=9", "size=4"], "no setting 'size'; .* is written data=synthetic:test=9,size=4"),
         (["run", "final_test=false"], "final_test=false needs a validation part .*, such as validation=0.1"),
         (["tune", "fedavg", "lr=0.1,1", "final_test=false"], "tune ends with .* on the test part; .*compare"),
@@ -70,9 +72,29 @@ def test_a_network_of_ones_own_shows_its_parts(tmp_path: Path) -> None:
     assert "no model 'build' in mine.py" in complaint(isofed("models", "mine.py:build", cwd=tmp_path), 2)
 
 
-def test_an_option_that_is_no_setting_is_left_to_the_parser(tmp_path: Path) -> None:
-    done = isofed("run", "--frobnicate", cwd=tmp_path)
-    assert done.code == 2 and "No such option: --frobnicate" in done.err
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run", "--frobnicate"], "there is no option '--frobnicate'; isofed run --help shows how it is used"),
+        (
+            ["run", "--queit"],
+            "there is no option '--queit'; did you mean '--quiet'? isofed run --help shows how it is us",
+        ),
+        (["--verison"], "there is no option '--verison'; did you mean '--version'? isofed --help shows how it is used"),
+        (["run", "--resume"], "option '--resume' requires an argument; isofed "),
+        (["flower", "new"], "missing argument 'FOLDER'; isofed flower new --help shows how it is used"),
+        (["compare", "--resume", "runs/a"], "the same command again goes on: isofed compare has no option '--resume'"),
+    ],
+)
+def test_a_mistaken_option_is_a_sentence(words: list[str], said: str, tmp_path: Path) -> None:
+    assert complaint(isofed(*words, cwd=tmp_path), 2).startswith(said)
+
+
+def test_a_short_word_helps_as_well() -> None:
+    for words in ([], ["run"], ["flower", "new"]):
+        assert succeeds(*words, "-h") == succeeds(*words, "--help")
+    alone = isofed()
+    assert alone.code == 2 and "Usage: isofed" in alone.out + alone.err and "compare" in alone.out + alone.err
 
 
 def test_a_short_list_of_names_is_still_shown_with_the_nearest() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,8 @@ import numpy as np
 from tests.cli_tools import (
     MINE,
     SMALL,
+    complaint,
+    isofed,
     model,
     result,
     same_record,
@@ -25,6 +28,34 @@ def test_a_method_file_in_an_odd_folder(tmp_path: Path) -> None:
     assert "mine.py:Mine:scale=0.25" in out
     succeeds("run", tmp_path / "run" / "config.yaml", f"out={tmp_path / 'again'}")
     same_record(tmp_path / "again", tmp_path / "run")
+
+
+def test_what_is_in_names_is_shown_as_it_is(tmp_path: Path) -> None:
+    """``:M:`` is a picture of an M elsewhere, and brackets are markup."""
+    (tmp_path / "mine.py").write_text(MINE.replace("class Mine", "class M"))
+    out = succeeds("run", *SMALL, "rounds=1", "method=mine.py:M:scale=0.25", "out=:dog:", cwd=tmp_path)
+    assert out.startswith("mine.py:M:scale=0.25 on ") and out.endswith("recorded in :dog:\n")
+    table = succeeds("compare", *SMALL, "rounds=1", "mine.py:M:scale=0.25", "out=a", cwd=tmp_path)
+    assert "\nmine.py:M:scale=0.25 " in table
+    rng = np.random.default_rng(0)
+    pictures, kinds = rng.integers(0, 255, (60, 4, 4), dtype=np.uint8), np.array(["grade [low]", "a[/b]"] * 30)
+    np.savez(tmp_path / "pets[copy].npz", images=pictures, labels=kinds, domains=np.array(["[x]", "[/y]"] * 30))
+    shown = succeeds("data", "pets[copy].npz", "partition=domain", cwd=tmp_path)
+    assert "pets[copy]: 48 train" in shown and "domains [/y], [x]" in shown and "a[/b] grade [low]" in shown
+    out = succeeds("run", *SMALL[1:], "data=pets[copy].npz", "rounds=1", "partition=iid", "out=b", cwd=tmp_path)
+    assert "fedavg on pets[copy]: " in out
+
+
+def test_a_file_that_ends_the_process_is_told_of(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(MINE + "\nimport sys\nsys.exit(0)\n")
+    said = complaint(isofed("run", *SMALL, "method=mine.py:Mine", "out=a", cwd=tmp_path), 2)
+    assert "mine.py could not be run: it calls sys.exit(); put what is to be run by itself below if __name__" in said
+    ends = "    def begin(self, visit):\n        raise SystemExit(3)\n"
+    (tmp_path / "mine.py").write_text(f"{MINE}\n\n@dataclass(frozen=True)\nclass Ends(Method):\n{ends}")
+    done = isofed("run", *SMALL, "method=mine.py:Ends", "executor=serial", "out=a", cwd=tmp_path)
+    assert done.code == 1
+    where = r"\(mine.py, line \d+, in Ends.begin\)"
+    assert re.search(rf"code of your own called sys.exit\(3\) {where}: raise an exception instead", done.err)
 
 
 def unfinished(run: Path) -> bytes:

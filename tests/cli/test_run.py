@@ -14,6 +14,7 @@ from isofed.engine.world import World
 from isofed.files import Tensors, load_tensors
 from tests.cli_tools import (
     SMALL,
+    complaint,
     config,
     everything,
     isofed,
@@ -80,6 +81,15 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path: Path) -> None:
     done = isofed("run", *SMALL, "rounds=1", f"out={tmp_path / 'run'}")
     assert done.code == 2 and "already holds a run" in done.err and "--resume" in done.err
     assert everything(tmp_path) == before
+
+
+def test_a_run_that_goes_on_stays_in_its_folder(tmp_path: Path) -> None:
+    succeeds("run", *SMALL, "rounds=1", "out=a", cwd=tmp_path)
+    before = everything(tmp_path / "a")
+    said = complaint(isofed("run", "--resume", "a", "rounds=2", "out=b", cwd=tmp_path), 2)
+    assert said == "a run that goes on stays in its folder: leave out= away, or go on with a copy of a"
+    assert everything(tmp_path / "a") == before and not (tmp_path / "b").exists()
+    assert "after 2 rounds" in succeeds("run", "--resume", "a", "rounds=2", f"out={tmp_path / 'a'}", cwd=tmp_path)
 
 
 def test_odd_names_of_folders_are_shown_as_they_are(tmp_path: Path) -> None:

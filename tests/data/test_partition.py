@@ -345,6 +345,10 @@ def test_wrong_requests_are_refused() -> None:
         ("dirichlet:1,tries=0", 2, "tries of split 'dirichlet' must be at least 1"),
         ("iid:3", 2, "one too many"),
         ("iid", 21, "21 clients cannot share 20 samples: use at most 20 clients"),
+        ("dirichlet:1", 21, "cannot give each of 21 clients 10 samples, as there are only 20: use at most 2 clients$"),
+        ("dirichlet:1,min=9", 3, "as there are only 20: use at most 2 clients or 'dirichlet:...,min=6'"),
+        ("dirichlet:1,min=40", 1, "as there are only 20: use more samples or 'dirichlet:...,min=20'"),
+        ("quantity:1,min=20", 2, "as there are only 20: use at most 1 client or 'quantity:...,min=10'"),
         ("iid", 0, "at least 1, not 0"),
         ("iid", -3, "at least 1, not -3"),
     ]

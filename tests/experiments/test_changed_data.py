@@ -47,6 +47,22 @@ def test_a_comparison_does_not_go_on_with_other_data(tmp_path: Path) -> None:
     succeeds("compare", "fedavg", "fedprox", "fednova", *words)
 
 
+def test_data_that_were_moved_are_the_same(tmp_path: Path) -> None:
+    given = {**WORDS, "data": "npz", "root": str(write(tmp_path / "m.npz", 1)), "out": tmp_path / "a"}
+    isofed.compare(["fedavg"], **given)
+    moved = {**given, "root": str((tmp_path / "m.npz").rename(tmp_path / "n.npz"))}
+    assert [row.method for row in isofed.compare(["fedavg", "fedprox"], **moved).rows] == ["fedavg", "fedprox"]
+    by_path = {**WORDS, "data": str(tmp_path / "n.npz"), "out": tmp_path / "b"}
+    isofed.compare(["fedavg"], **by_path)
+    other = {**by_path, "data": str((tmp_path / "n.npz").rename(tmp_path / "o.npz"))}
+    assert len(isofed.compare(["fedavg", "fedprox"], **other).rows) == 2
+    write(tmp_path / "p.npz", 2)
+    with pytest.raises(isofed.UserError, match=REFUSED):  # also where nothing is missing
+        isofed.compare(["fedavg"], **{**by_path, "data": str(tmp_path / "p.npz")})
+    with pytest.raises(isofed.UserError, match="holds a run with data=.*, not digits; choose another out="):
+        isofed.compare(["fedavg"], **{**by_path, "data": "digits"})
+
+
 def test_what_was_mixed_before_is_refused_as_well(tmp_path: Path) -> None:
     given = {**WORDS, "data": str(write(tmp_path / "m.npz", 1)), "out": tmp_path / "a"}
     isofed.compare(["fedavg"], **given)

@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
@@ -152,6 +153,46 @@ def test_a_comparison_from_a_file(tmp_path: Path) -> None:
     assert all(sorted(by_seed) == [1, 4] for by_seed in made.runs().values())
     other = compare(tmp_path / "other", "experiment.yaml", "rounds=1", "seeds=1", cwd=tmp_path)  # words win
     assert other.json["rounds"] == 1 and other.json["seeds"] == [0]
+
+
+def test_the_parts_of_a_method_in_a_file_act_together(tmp_path: Path) -> None:
+    """As in a run of the same file; methods that are to be set side by side are a list of ``methods``."""
+    values: dict[str, Any] = dict(word.split("=", 1) for word in WORDS)
+    values |= {"method": [{"fedprox": {"mu": 3}}, "fedavgm"], "rounds": 1}
+    (tmp_path / "experiment.yaml").write_text(yaml.safe_dump(values))
+    made = compare(tmp_path / "runs", "experiment.yaml", cwd=tmp_path)
+    assert [row["method"] for row in made.rows] == ["fedprox:mu=3+fedavgm"]
+    said = complaint(isofed("compare", "fedavg", "experiment.yaml", cwd=tmp_path), 2)
+    assert said == "methods are given twice, as 'fedavg' and as 'fedprox:mu=3+fedavgm'; give all in one way"
+
+
+def test_what_is_noted_of_the_data_is_said_once(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 255, (60, 4, 4), dtype=np.uint8)
+    np.savez(tmp_path / "mine.npz", images=images, labels=np.arange(60) % 3, patients=np.arange(60) // 4)
+    words = [word for word in WORDS if not word.startswith("data=")]
+    made = compare(
+        tmp_path / "runs", "fedavg", "fedprox", *words, "rounds=1", f"data={tmp_path / 'mine.npz'}", "seeds=2"
+    )
+    assert made.out.count("note: 'patients' of 'mine.npz' is not used") == 1
+
+
+def test_every_seed_is_looked_at_before_any_work(tmp_path: Path) -> None:
+    """The split of a later one may be impossible: it was found after the runs of the first."""
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 255, (80, 4, 4), dtype=np.uint8)
+    np.savez(tmp_path / "mine.npz", images=images, labels=np.arange(80) % 4)
+    words = [word for word in WORDS if not word.startswith(("data=", "partition="))]
+    words += [
+        f"data={tmp_path / 'mine.npz'}",
+        "partition=dirichlet:0.5,min=9,tries=1",
+        "rounds=1",
+        f"out={tmp_path / 'a'}",
+    ]
+    possible = [isofed("data", *words[-4:-2], "clients=4", f"seed={seed}").code == 0 for seed in range(40)]
+    good, bad = possible.index(True), possible.index(False)
+    said = complaint(isofed("compare", "fedavg", *words, f"seeds={good},{bad}"), 2)
+    assert said.endswith(f"(with seed {bad})") and not (tmp_path / "a").exists()
 
 
 def test_without_out_a_comparison_finds_its_folder_again(tmp_path: Path) -> None:

@@ -246,6 +246,11 @@ def test_numbers_that_json_cannot_hold_are_null() -> None:
     [
         ("nowhere", "page.html", "nowhere holds no run"),
         ("run", "no/such/page.html", "cannot be written"),
+        (
+            "run",
+            "run/config.yaml",
+            "the page is HTML: give it a name such as .*/run/config.html, not .*/run/config.yaml",
+        ),
         ("run", "", "cannot be written"),
     ],
 )
@@ -254,3 +259,16 @@ def test_what_cannot_be_is_said_and_nothing_is_written(tmp_path: Path, run: str,
     with pytest.raises(UserError, match=message):
         write_report([tmp_path / run], tmp_path / out)
     assert [p.name for p in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_page_of_an_earlier_time_is_written_over_and_nothing_else(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", [0.5])
+    other, page = tmp_path / "other.html", tmp_path / "page.html"
+    other.write_text("<!doctype html><title>My own</title>")
+    with pytest.raises(UserError, match="other.html holds something else than such a page, which would be lost"):
+        write_report([tmp_path / "run"], other)
+    assert other.read_text() == "<!doctype html><title>My own</title>"
+    page.touch()
+    for _ in range(2):
+        write_report([tmp_path / "run"], page)
+        assert page.stat().st_size > 10_000

@@ -56,6 +56,8 @@ def elsewhere(data: str, root: str) -> dict[str, Any]:
 def _chosen(data: Any, root: str | None = None) -> tuple[spec.Choice, str | None]:
     given = os.fspath(data) if isinstance(data, os.PathLike) else data
     given = given.strip() if isinstance(given, str) else given
+    if given == "":
+        raise UserError("data= is empty: it must name a data set, such as digits, or the path of your own")
     if not isinstance(given, str) or given.partition(":")[0] in SOURCES:
         return spec.parse_one(given, "data set"), root
     return _from_path(given, root)
@@ -95,6 +97,11 @@ def _from_path(text: str, root: str | None) -> tuple[spec.Choice, str]:
     """The source that fits a path."""
     path, options = _cut(text)
     if not os.path.exists(path):
+        head, _, rest = text.partition(":")
+        if rest.count(":") and os.path.exists(os.path.expanduser(head)):
+            raise UserError(
+                f"'{text}' has a colon too many: options are joined by commas, {head}:{rest.replace(':', ',')}"
+            )
         if os.sep in text or "/" in text or text.startswith((".", "~")) or path.suffix.lower() in FILES:
             raise UserError(f"there is no file or folder '{text}': data must be a path that exists or a known name")
         name = spec.parse_one(text, "data set").name

@@ -20,8 +20,9 @@ from torch import Tensor
 from isofed import draws, spec
 from isofed.data.base import Index, Part
 from isofed.data.dirichlet import Dirichlet, Quantity
-from isofed.data.splitting import Iid, Kind, Samples, by_owner, check_least, even
+from isofed.data.splitting import Iid, Kind, Samples, by_owner, check_enough, check_least, even
 from isofed.errors import UserError, unknown
+from isofed.words import many
 
 
 @dataclass(frozen=True)
@@ -216,8 +217,11 @@ def split(
     where = None if part.domains is None else part.domains.cpu().numpy()
     samples = Samples(labels, classes, clients, where, domains)
     if not isinstance(kind, (Domain, FromFile)) and samples.among() > samples.count:
+        if least := getattr(kind, "min", 0):
+            check_enough(text.partition(":")[0], least, samples.among(), samples.count)
         raise UserError(
-            f"{samples.among()} clients cannot share {samples.count} samples: use at most {samples.count} clients"
+            f"{samples.among()} clients cannot share {samples.count} samples: use at most "
+            f"{many(samples.count, 'client')}"
         )
     return [places.astype(np.int64, copy=False) for places in kind.split(samples, draws.generator(seed, "partition"))]
 

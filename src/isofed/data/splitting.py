@@ -10,6 +10,7 @@ import numpy as np
 
 from isofed.data.base import Index
 from isofed.errors import UserError
+from isofed.words import many
 
 DEFAULT_CLIENTS = 10
 
@@ -74,7 +75,9 @@ def check_least(name: str, option: str, value: int, least: int) -> None:
 
 def check_enough(name: str, least: int, clients: int, count: int) -> None:
     if least * clients > count:
+        fewer = f"use at most {many(count // least, 'client')}" if count >= least else "use more samples"
+        smaller = f" or '{name}:...,min={count // clients}'" if count >= clients else ""
         raise UserError(
             f"the split '{name}' cannot give each of {clients} clients {least} samples, as there are only {count}: "
-            f"use at most {count // least} clients or '{name}:...,min={count // clients}'"
+            f"{fewer}{smaller}"
         )

@@ -34,7 +34,7 @@ class Scaffold(Method):
     option: Literal[1, 2] = number(2, "how c_k is renewed, 1 or 2")
     lr: float = number(1.0, "server learning rate", above=0)  # of the server
     divisor: Literal["response", "steps"] = described(
-        "response", "of option 2: the optimiser's answer to a unit gradient, or the number of steps, as in public code"
+        "response", "of option 2: response, the optimiser's answer to a unit gradient, or steps, as in public code"
     )
 
     extras: ClassVar[tuple[str, ...]] = ("scaffold.dc",)
