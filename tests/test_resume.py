@@ -26,6 +26,16 @@ from tests.engine.plain import distance, small
 from tests.run_tools import Stop, content
 
 
+def test_a_run_whose_checkpoints_are_gone_says_that_it_begins_again(tmp_path: Path) -> None:
+    small(out=tmp_path / "run", rounds=3).fit()
+    for file in (tmp_path / "run" / "checkpoints").iterdir():
+        file.unlink()
+    again = Federation.resume(tmp_path / "run", rounds=4)
+    result = again.fit()
+    assert again.notes == ["the checkpoints of the 3 rounds that are recorded are gone: it begins again"]
+    assert [line["round"] for line in result.history] == [1, 2, 3, 4]
+
+
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize(
     "method",

@@ -6,6 +6,7 @@ import errno
 import functools
 import io
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -452,6 +453,8 @@ def main() -> None:
             raise
         _give_up_output()
         code = 1
+    if code == 130:  # who presses Ctrl-C again has been heard; what ends with the process takes a moment
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.exit(code)
 
 

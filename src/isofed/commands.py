@@ -228,6 +228,8 @@ def tune(console: Console, words: Sequence[str], quiet: bool) -> None:
     methods = [w for w in words if w not in method_options and is_method(w)]
     plain = read_words(w for w in words if w not in methods and w not in method_options)
     method = methods[0] if methods else plain.pop("method", None)
+    if apart := next((w for w in words if w.endswith(",")), None):
+        raise UserError(f"'{apart}' ends with a comma: write values without blanks between them, as in lr=0.01,0.1")
     if method is None or len(methods) > 1 or "method" in plain:
         raise UserError("tune takes one method, for example: isofed tune fedprox lr=0.01,0.1")
     out = plain.pop("out", None)
@@ -235,6 +237,9 @@ def tune(console: Console, words: Sequence[str], quiet: bool) -> None:
     grid = {k: _values(v) for k, v in plain.items() if len(_values(v)) > 1 or "." in k}
     grid |= {k: _values(v) for k, _, v in (w.partition("=") for w in method_options)}
     if not grid:
+        if found := _WITH_VALUES.search(str(method)):
+            part, option, tried = found.groups()
+            raise UserError(f"values of an option are tried as isofed tune {part} {part}.{option}={tried}")
         single = [(key, value) for key, given in plain.items() for value in _values(given)]
         unclear = (f"{k}={v}" for k, v in single if any("=" not in piece for piece in v.split(",")[1:]))
         raise nothing_to_tune(next(unclear, None))
@@ -265,6 +270,7 @@ def tune(console: Console, words: Sequence[str], quiet: bool) -> None:
     _report_failures(batch)
 
 
+_WITH_VALUES = re.compile(r"([A-Za-z_]\w*):([A-Za-z_]\w*)=([^,=+]+(?:,[^,=+]+)+)")  # fedprox:mu=0.1,1
 _OPTION = re.compile(r"^[A-Za-z_]\w*\.[A-Za-z_]\w*=")  # fedprox.mu=..., an option of a part of the method
 
 

@@ -39,6 +39,31 @@ _ELSEWHERE = {
     "methods": "belongs to compare; a run has one method, as in method=fedprox",
     "picture": "belongs to data, as in: isofed data digits picture=split.png",
 }
+_ALSO_CALLED = {  # elsewhere
+    **{
+        "learning_rate": "lr",
+        "eta": "lr",
+        "epochs": "local_epochs",
+        "local_ep": "local_epochs",
+        "steps": "local_steps",
+    },
+    **{"batch": "batch_size", "bs": "batch_size", "local_bs": "batch_size", "dataset": "data", "network": "model"},
+    **{
+        "algorithm": "method",
+        "strategy": "method",
+        "aggregation": "method",
+        "optimizer": "method",
+        "wd": "weight_decay",
+    },
+    **{
+        "num_clients": "clients",
+        "n_clients": "clients",
+        "num_rounds": "rounds",
+        "num_users": "clients",
+        "gpu": "device",
+    },
+    **{"comm_round": "rounds", "fraction": "participation", "frac": "participation", "split": "partition"},
+}
 
 
 class Settings(BaseModel):
@@ -245,7 +270,11 @@ def _strange(key: str, values: Mapping[str, Any]) -> UserError:
         if key in choices(given):
             text = f"{setting}={given}{',' if ':' in given else ':'}{key}={spec.show(values[key])}"
             return UserError(f"there is no setting '{key}'; as an option of {setting} it is written {text}")
-    return unknown("setting", key, [*Settings.model_fields, "out"])
+    known = [*Settings.model_fields, "out"]
+    plain = key.strip().replace("-", "_").lower()
+    if meant := plain if plain in known else _ALSO_CALLED.get(plain):
+        return UserError(f"there is no setting '{key}': it is called {meant} here; `isofed settings` lists all")
+    return unknown("setting", key, known)
 
 
 def parts_with(method: Any, option: str) -> list[str]:
@@ -315,9 +344,21 @@ def read_words(words: Iterable[str]) -> dict[str, Any]:
         elif word.endswith((".yaml", ".yml")) or os.path.isdir(word):
             values |= read_yaml(word)
         else:
-            hint = f"; did you mean method={word}?" if word.split(":")[0].split("+")[0] in method_names() else ""
-            raise UserError(f"'{word}' is neither a setting (key=value) nor a YAML file{hint}")
+            raise UserError(f"'{word}' is neither a setting (key=value) nor a YAML file{_meant_by(word)}")
     return values
+
+
+def _meant_by(word: str) -> str:
+    """What a word of the command line that is no setting may be meant for."""
+    if word.split(":")[0].split("+")[0] in method_names():
+        return f"; did you mean method={word}?"
+    name, equals, value = (part.strip() for part in word.partition("="))
+    part, dot, option = name.partition(".")
+    if equals and dot and part in method_names():
+        return f"; did you mean method={part}:{option}={value}?"
+    plain = name.replace("-", "_").lower()
+    plain = _ALSO_CALLED.get(plain, plain)
+    return f"; did you mean {plain}={value}?" if equals and plain in Settings.model_fields else ""
 
 
 def _none(key: str, value: Any) -> Any:

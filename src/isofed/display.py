@@ -146,7 +146,7 @@ def text_table(*columns: str) -> Table:
     """A table of words: everything to the left, long texts wrapped."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for n, column in enumerate(columns):
-        table.add_column(column, no_wrap=n == 0)
+        table.add_column(column, no_wrap=n == 0, overflow="fold")
     return table
 
 

@@ -64,7 +64,7 @@ def listing(console: Console, words: Sequence[str]) -> None:
         console.print()
         console.print(_parts(name, models.create(name, classes=classes, shape=shape, norm=norm), shape))
     console.print(
-        f"\nFor {classes} classes and pictures of {size}x{size} with {many(channels, 'channel')}; others: "
+        f"\nFor {many(classes, 'class')} and pictures of {size}x{size} with {many(channels, 'channel')}; others: "
         "isofed models size=96 classes=7. MACs are the multiply-accumulates of convolutions and linear layers in one "
         "sample's pass. Your own: model=path/to/file.py:build.",
         highlight=False,

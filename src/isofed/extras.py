@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shlex
 from importlib import metadata
+
+from isofed.errors import UserError
+
+
+def check(what: str, tool: str, module: str, extra: str) -> None:
+    """Refuse what needs a package that is not there."""
+    if importlib.util.find_spec(module) is None:
+        raise UserError(f"{what} needs {tool}: {command(extra)}")
 
 
 def command(extra: str) -> str:

@@ -196,6 +196,8 @@ class Federation:
         checkpoint = self.folder.latest()
         place = len(self.world.clients), self.folder.states, self.device
         if checkpoint is None:
+            if (done := len(self.folder.metrics())) > max(1, self.round) and not self.round:
+                self._note(f"the checkpoints of the {done} rounds that are recorded are gone: it begins again", watch)
             self.folder.rewind(self.round)
             if not self.round:
                 self.state = replace(self.state, clients=Remembered.nothing(*place))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from isofed.engine.world import World
 from isofed.errors import RunError, UserError, unknown
 from isofed.records import CONFIG, RunFolder
 from isofed.schedule import looks_ahead
+from isofed.words import many
 
 _MAY_CHANGE = HOW | {"root"}  # where data lie may: that they are the same is checked
 
@@ -38,8 +40,13 @@ def check_changes(run: str | Path, changes: Mapping[str, Any]) -> None:
             raise unknown("setting", key, Settings.model_fields)
         raise UserError(
             f"'{key}' cannot change when a run is resumed, only rounds, {', '.join(sorted(_MAY_CHANGE))} can; "
-            f"for a new run write: isofed run {run}/config.yaml {key}={show(key, changes[key])} out=..."
+            f"for a new run write: isofed run {_config(run)} {key}={show(key, changes[key])} out=..."
         )
+
+
+def _config(run: str | Path) -> str:
+    """The settings of a run as a shell takes them."""
+    return shlex.quote(str(Path(run) / CONFIG))
 
 
 def check_rounds(run: str | Path, s: Settings, before: int, done: int) -> None:
@@ -47,10 +54,10 @@ def check_rounds(run: str | Path, s: Settings, before: int, done: int) -> None:
     if s.rounds != before and looks_ahead(s.lr_schedule):
         raise UserError(
             f"'rounds' cannot change with lr_schedule={s.lr_schedule}, where learning rates depend on their number; "
-            f"for a new run write: isofed run {run}/config.yaml rounds={s.rounds} out=..."
+            f"for a new run write: isofed run {_config(run)} rounds={s.rounds} out=..."
         )
     if s.rounds < done:
-        raise UserError(f"{run} has {done} rounds already, so rounds={s.rounds} is too few")
+        raise UserError(f"{run} has {many(done, 'round')} already, so rounds={s.rounds} is too few")
 
 
 def check_config(folder: RunFolder, settings: Settings, made_with: Mapping[str, Any]) -> None:
@@ -65,7 +72,7 @@ def check_config(folder: RunFolder, settings: Settings, made_with: Mapping[str, 
             here, before = show(key, now[key]), show(key, made_with[key])
             raise UserError(
                 f"{folder.path / CONFIG} says {key}={here}, and the rounds that are done were made with {before}: "
-                f"put that back, or start a new run: isofed run {folder.path / CONFIG} out=..."
+                f"put that back, or start a new run: isofed run {_config(folder.path)} out=..."
             )
 
 

@@ -22,6 +22,7 @@ import typing
 from typing import Any, Literal, TypeVar
 
 from isofed.errors import UserError, unknown
+from isofed.words import many
 
 T = TypeVar("T")
 _SIGNS = {"at_least": "at least", "above": "above", "at_most": "at most", "below": "below"}
@@ -125,7 +126,9 @@ def make(cls: type[T], choice: Choice, kind: str) -> T:
         if not key:
             free = [name for name, field in by_option.items() if field not in values]
             if not free:
-                raise UserError(f"{kind} '{choice.name}' takes {len(fields)} options, '{show(value)}' is one too many")
+                raise UserError(
+                    f"{kind} '{choice.name}' takes {many(len(fields), 'option')}, '{show(value)}' is one too many"
+                )
             key = free[0]
         if key not in by_option:
             if not fields:

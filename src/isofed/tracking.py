@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -24,8 +23,7 @@ def check(track: str, recorded: bool) -> None:
     """Refuse what could not be logged, before any work."""
     if track == "none":
         return
-    if importlib.util.find_spec("tensorboard") is None:
-        raise UserError(f"track=tensorboard needs TensorBoard: {extras.command('track')}")
+    extras.check("track=tensorboard", "TensorBoard", "tensorboard", "track")
     if not recorded:
         raise UserError("track=tensorboard logs into the run folder; say where that is with out=")
 

@@ -89,6 +89,15 @@ def test_a_test_part_is_not_taken_for_a_site(tmp_path: Path, site: str) -> None:
         data.load(str(root))
 
 
+def test_a_table_beside_pictures_is_pointed_to(tmp_path: Path) -> None:
+    (tmp_path / "scans.csv").write_text("picture,label\n")
+    with pytest.raises(UserError, match="or name the table that lists them, data=.*scans.csv"):
+        data.load(str(tmp_path))
+    draw(tmp_path / "1.png")
+    with pytest.raises(UserError, match="holds pictures but no class folders: .*, or name the table .*scans.csv"):
+        data.load(str(tmp_path))
+
+
 def test_numbered_patients_in_classes_are_told_of(tmp_path: Path) -> None:
     places = [f"{kind}/p{n}" for kind in ("benign", "malignant") for n in range(1, 6)]
     made = data.load(str(tree(tmp_path / "pets", *places, count=2)))

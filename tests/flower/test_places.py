@@ -229,6 +229,15 @@ def test_a_site_may_have_a_table(tmp_path: Path) -> None:
         read_folder(table, (1, 8, 8))
     named = read_folder(table, (1, 8, 8), picture="file", label="finding")
     assert named.test.images.equal(simulated.test.images) and named.test.labels.equal(simulated.test.labels)
+    beside = tmp_path / "plain"
+    beside.mkdir()
+    for n in range(8):
+        (tmp_path / "site" / "a" / f"{n}.png").rename(beside / f"{n}.png")
+    rows = [f"{n}.png,{'ab'[n % 2]}" for n in range(8)]
+    (beside / "scans.csv").write_text("\n".join(["picture,label", *rows]))
+    assert len(read_folder(beside, (1, 8, 8)).train) == 6
+    for n in range(8):
+        (beside / f"{n}.png").rename(tmp_path / "site" / "a" / f"{n}.png")
     whole = read_folder(table, (1, 8, 8), apart=False, picture="file", label="finding")
     assert len(whole.train) == 20 and len(whole.test) == 0
 

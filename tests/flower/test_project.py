@@ -195,6 +195,9 @@ def test_the_commands_say_what_is_wrong(tmp_path: Path) -> None:
     code, said = call("up", tmp_path / "p", "lr=0.2")
     assert (code, "lr= is in the project's pyproject.toml" in said) == (2, True)
     code, said = call("up", tmp_path / "p", f"folders={tmp_path / 'none'}")
+    assert (code, "there is no folder" in said and "has a folder for each site" in said) == (2, True)
+    (tmp_path / "empty").mkdir()
+    code, said = call("up", tmp_path / "p", f"folders={tmp_path / 'empty'}")
     assert (code, "has no folders in it" in said) == (2, True)
 
 
@@ -227,7 +230,7 @@ def test_a_run_that_is_over_is_shown_again_and_nothing_is_started(tmp_path: Path
     Federation(out=tmp_path / "run", **settings.to_dict()).fit()
     given = [f"{k}={v}" for k, v in words.items()]
     code, said = call("up", *given, f"out={tmp_path / 'run'}")
-    assert code == 0 and "is over" in said and "after 1 rounds; recorded in" in said and "are up" not in said
+    assert code == 0 and "is over" in said and "after 1 round; recorded in" in said and "are up" not in said
     # A trial's keys went with it, so that its sites would never be let in again.
     code, said = call("up", *given, "seed=5", f"out={tmp_path / 'run'}")
     assert code == 2 and "holds a trial of other settings, or one that was stopped" in said and "are up" not in said

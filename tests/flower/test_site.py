@@ -205,7 +205,7 @@ def test_folders_that_do_not_fit_the_federation(tmp_path: Path) -> None:
     values, _ = sites(tmp_path)
     pictures(tmp_path / "more", {"benign": 3, "odd": 3}, 0)
     said = problem(tmp_path, values, data=str(tmp_path / "more"))
-    assert said == "has 1 class folders that the federation does not know; see classes= of the run"
+    assert said == "has 1 class that the federation does not know; see classes= of the run"
     np.savez(tmp_path / "wide.npz", images=np.zeros((9, 12, 12, 1), np.uint8), labels=np.arange(9) % 3)
     assert "has pictures of shape [1, 12, 12]" in problem(tmp_path, values, data=str(tmp_path / "wide.npz"))
     assert simulated(table(tmp_path)).rounds == 2  # the same settings with data by name

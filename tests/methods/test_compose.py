@@ -114,7 +114,7 @@ def test_yaml_text_and_objects_are_the_same() -> None:
         ("fedavgm:momentun=1", "there is no option of method 'fedavgm' called 'momentun': did you mean 'momentum'?"),
         ("fedprox:my=1", "there is no option of method 'fedprox' called 'my'. Known: mu"),
         ("fedprox:mu=big", "mu of method 'fedprox' must be a number, not 'big'"),
-        ("fedprox:1,2", "method 'fedprox' takes 1 options, '2' is one too many"),
+        ("fedprox:1,2", "method 'fedprox' takes 1 option, '2' is one too many"),
         ("fedavg:1", "method 'fedavg' takes 0 options"),
         ("fedavg:x=1", "method 'fedavg' has no options, so 'x' means nothing to it"),
         ("scaffold:option=3", "option of method 'scaffold' must be one of 1, 2, not '3'"),

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from isofed import Method
+from isofed.data import Dataset, Part
 from isofed.engine.slots import Slots
 from isofed.engine.workers import Pool
 from isofed.engine.world import World
@@ -489,6 +490,33 @@ def test_reported_numbers_are_recorded() -> None:
 
 def test_a_network_that_is_rebuilt_at_the_end_is_refused() -> None:
     assert said_by(Reports(head=nn.Linear(64, 4))).startswith("'reports' has replaced a layer")
+
+
+@dataclass(frozen=True)
+class Looks(Method):
+    """Counts the batches of a client's own test samples."""
+
+    def end(self, visit: Visit) -> None:
+        visit.sum["looks.batches"] = torch.tensor(float(len([*visit.tests(8)])))
+        visit.sum["looks.samples"] = torch.tensor(float(sum(len(labels) for _, labels in visit.tests(8))))
+
+    def aggregate(self, round: Round) -> None:
+        SEEN.append((float(round.sum["looks.batches"]), float(round.sum["looks.samples"])))
+
+
+SEEN: list[tuple[float, float]] = []
+
+
+def test_a_client_without_test_samples_has_no_batch_of_them() -> None:
+    """Not one of nothing, whose mean would be no number."""
+    rng = np.random.default_rng(0)
+    images, where = rng.integers(0, 255, (60, 8, 8, 1), dtype=np.uint8), np.arange(60) // 20
+    train, test = (Part(images[:n], np.arange(n) % 4, where[:n] % sites) for n, sites in ((60, 3), (20, 1)))
+    dataset = Dataset.build("mine", 4, train, test, domains=["a", "b", "c"])
+    given: dict[str, Any] = {"partition": "domain", "model": "mlp", "rounds": 1, "executor": "serial"}
+    SEEN.clear()
+    Federation(dataset=dataset, method=Looks(), **given).fit()
+    assert SEEN == [(3.0, 20.0)]  # all are of the first site
 
 
 @BOTH

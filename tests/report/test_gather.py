@@ -56,6 +56,13 @@ def test_a_row_is_named_by_what_differs(tmp_path: Path) -> None:
     }
 
 
+def test_a_target_at_which_runs_stop_makes_them_others(tmp_path: Path) -> None:
+    for number, target in enumerate((0.2, 0.9)):
+        make_run(tmp_path / str(number), [0.5], target=target, stop_at_target=True)
+    found = Reader().read([tmp_path])
+    assert list(found.rows) == ["fedavg target=0.2", "fedavg target=0.9"] and not found.problems
+
+
 def test_two_runs_of_one_method_and_seed_are_told(tmp_path: Path) -> None:
     make_run(tmp_path / "a", [0.5])
     make_run(tmp_path / "b", [0.7])

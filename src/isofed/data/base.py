@@ -154,7 +154,7 @@ class Dataset:
         domains = f", {len(self.domains)} domains" if self.domains else ""
         return (
             f"Dataset('{self.name}': {len(self.train):,} train, {len(self.test):,} test, "
-            f"pictures {height}x{width}x{channels}, {len(self.classes)} classes{domains})"
+            f"pictures {height}x{width}x{channels}, {many(len(self.classes), 'class')}{domains})"
         )
 
     @property
@@ -325,7 +325,7 @@ def held_out(name: str, part: Part, fraction: float = 0.2) -> tuple[Part, Part]:
     """A training and a test part of data that come without one: always the same, whatever the seed of a run."""
     kept, taken = part.divided(fraction, draws.generator(0, "data/test"))
     if not len(taken):
-        only = f"only {len(part)} samples, too few"
+        only = f"only {many(len(part), 'sample')}, too few"
         if part.groups is not None:
             only = f"{many(len(part.groups.unique()), 'group')} of samples, too few or too large"
         raise UserError(

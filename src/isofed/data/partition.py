@@ -107,9 +107,8 @@ class Domain:
             mine = rng.permutation(np.flatnonzero(samples.domains == domain))
             if len(mine) < clients // count:
                 name = samples.domain_names[domain] if samples.domain_names else str(domain)
-                raise UserError(
-                    f"domain '{name}' has {len(mine)} samples for {clients // count} clients: use fewer clients"
-                )
+                has = f"domain '{name}' has {many(len(mine), 'sample')} for {many(clients // count, 'client')}"
+                raise UserError(f"{has}: use fewer clients")
             parts += even(mine, clients // count)
         return parts
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from isofed import tracking
+from isofed import extras, tracking
 from isofed.config import Settings
 from isofed.engine.plan import steps_of
 from isofed.engine.serial import Executor, Serial
@@ -127,6 +127,8 @@ def check_here(s: Settings) -> None:
     """Refuse a recorded run that this machine cannot make, before any data are read for it."""
     device_of(s.device)
     tracking.check(s.track, recorded=True)
+    if s.executor == "ray":
+        extras.check("executor=ray", "Ray", "ray", "ray")
 
 
 @contextmanager

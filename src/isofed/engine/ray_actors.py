@@ -304,11 +304,9 @@ def portions(work: Sequence[int], actors: int, at_least: int = 1) -> list[list[i
 
 def _ray() -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    try:
-        with _quiet():
-            return importlib.import_module("ray")
-    except ImportError:
-        raise UserError(f"executor=ray needs Ray: {extras.command('ray')}") from None
+    extras.check("executor=ray", "Ray", "ray", "ray")
+    with _quiet():
+        return importlib.import_module("ray")
 
 
 def _connect(ray: Any, actors: int | None) -> None:

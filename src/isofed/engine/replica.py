@@ -303,7 +303,7 @@ class Replica:
 
     def _plain_batches(self, part: str, samples: np.ndarray, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         pictures = self.pictures[part]
-        for index in torch.from_numpy(samples).to(self.device).split(size):
+        for index in torch.from_numpy(samples).to(self.device).split(size) if len(samples) else ():
             yield pictures.normalised(pictures.images[index]), pictures.labels[index]
 
     def _own_tests(self, client: int, size: int) -> Iterator[tuple[Tensor, Tensor]]:

@@ -37,6 +37,7 @@ from isofed.stopping import interruptible, resumable
 from isofed.words import many
 
 OVER = "the run in {} is over; more rounds, or another out=, would make it go on or begin another"
+TRIED = "the trial in {} is over; another out= begins another"
 NO_KEYS = "--insecure: nothing is encrypted, and whoever can reach the port can read the model, take part and end runs"
 
 
@@ -108,7 +109,7 @@ def up(console: Console, words: Sequence[str], insecure: bool, quiet: bool) -> N
         local = Local(app, work, _folders(folders), insecure)
         _enough(local, folders)
         if _is_over(app, local.folder):
-            _say(console, OVER.format(local.folder))
+            _say(console, (OVER if given else TRIED).format(local.folder))
             _result(console, local.folder)
             return
         if not given and (local.folder / CONFIG).exists():
@@ -171,7 +172,9 @@ def _folders(path: str | None) -> dict[int, Path]:
     if path is None:
         return {}
     where = Path(path).expanduser()
-    found = sorted(p for p in where.iterdir() if p.is_dir() and not p.name.startswith(".")) if where.is_dir() else []
+    if not where.is_dir():
+        raise UserError(f"there is no folder {path}: folders= names one that has a folder for each site")
+    found = sorted(p for p in where.iterdir() if p.is_dir() and not p.name.startswith("."))
     if not found:
         raise UserError(f"folders={path} has no folders in it: one for each site")
     return dict(enumerate(found))
@@ -283,7 +286,7 @@ def stop(console: Console, folder: Path, server: str, insecure: bool) -> None:
     """End runs."""
     with Control(server, _keys(folder, insecure)) as control:
         ended = control.stop_all()
-    _say(console, f"{ended} runs were ended")
+    _say(console, f"{many(ended, 'run')} {'was' if ended == 1 else 'were'} ended")
 
 
 def _round(console: Console, line: dict[str, Any]) -> None:
@@ -300,7 +303,9 @@ def _round(console: Console, line: dict[str, Any]) -> None:
 
 def _result(console: Console, out: Path) -> None:
     result = json.loads((out / "result.json").read_text())
-    _say(console, f"accuracy {percent(result['accuracy'])} % after {result['rounds']} rounds; recorded in {out}")
+    _say(
+        console, f"accuracy {percent(result['accuracy'])} % after {many(result['rounds'], 'round')}; recorded in {out}"
+    )
     if spent := result.get("privacy"):
         told = f"epsilon {spent['epsilon']:.3g} at delta {spent['delta']:g}"
         _say(console, f"privacy of a whole client: {told}, as result.json explains")

@@ -16,6 +16,7 @@ import torch
 
 from isofed.config import Settings
 from isofed.data import AT_SITES, FILES, Dataset, Part, load
+from isofed.data.sources.decode import folders_in
 from isofed.data.sources.table import Table
 from isofed.engine.world import World
 from isofed.errors import UserError
@@ -33,6 +34,8 @@ def read_folder(folder: Path, shape: tuple[int, int, int], apart: bool = True, *
     The page on your own data says how each of them looks. ``columns`` are the options of a table, such as
     ``label="finding"``. ``apart=False`` sets no test part aside where pictures come without one.
     """
+    if folder.is_dir() and len(tables := [*folder.glob("*.csv")]) == 1 and not folders_in(folder):
+        folder = tables[0]  # beside the pictures that it lists
     if folder.is_dir() or FILES.get(folder.suffix.lower()) == "table":
         return read_pictures(folder, shape, Table(**columns), apart)
     return load(folder)

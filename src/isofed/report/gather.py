@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from isofed import spec
+from isofed.config import HOW, show
 from isofed.config import settings as make_settings
-from isofed.config import show
 from isofed.data import partition as partitions
 from isofed.data.describe import domains_of
 from isofed.engine.world import GIVEN, World
@@ -26,7 +26,6 @@ from isofed.report.own_files import file_names, with_names
 from isofed.result import Result
 
 DIAGNOSTICS, DIAGNOSIS = "diagnostics.jsonl", "diagnosis.json"
-HOW = {"executor", "workers", "slots", "actors", "device"}  # how a run is computed
 _SAME_ROW = HOW | {"seed", "target", "diagnose", "track", "keep", "keep_clients"}
 _MOST_CLIENTS = 300  # of a split that is drawn
 _MOST_SPLITS = 5  # on a page
@@ -229,8 +228,10 @@ def _by_row(runs: Sequence[Run], listed: Sequence[str], problems: list[str]) -> 
     """Runs that differ only by seed are one row, named by its method and whatever else is not the same everywhere."""
     files = file_names(runs)
     shown = [_shown(run, names) for run, names in zip(runs, files, strict=True)]
-    keys = sorted({k for settings in shown for k in settings} - _SAME_ROW - {"method"})
-    differing = [k for k in keys if len({json.dumps(settings.get(k), default=str) for settings in shown}) > 1]
+    keys = {k for settings in shown for k in settings} - _SAME_ROW - {"method"}
+    if any(settings.get("stop_at_target") for settings in shown):  # elsewhere a target is only read against
+        keys |= {"target"}
+    differing = [k for k in sorted(keys) if len({json.dumps(settings.get(k), default=str) for settings in shown}) > 1]
     names = data_sets(runs)
     labels = [
         " ".join([method, *(f"{k}={show(k, settings.get(k))}" for k in differing)])

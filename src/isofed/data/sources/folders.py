@@ -81,11 +81,14 @@ def recognise(path: Path) -> str:
             _check_no_parts(path, sites)
         _check_sites(path, sites)
         return "domain-folder"
+    tables = sorted([*path.glob("*.csv"), *path.glob("*.tsv")])
+    hint = f", or name the table that lists them, data={shlex.quote(str(tables[0]))}" if tables else ""
     if pictures_in(top):
-        raise UserError(f"'{top}' holds pictures but no class folders: put the pictures of each class into a folder")
+        said = f"'{top}' holds pictures but no class folders"
+        raise UserError(f"{said}: put the pictures of each class into a folder{hint}")
     raise UserError(
         f"there are no pictures in class/ or domain/class/ folders under '{top}': "
-        f"isofed reads {', '.join(sorted(SUFFIXES))}"
+        f"isofed reads {', '.join(sorted(SUFFIXES))}{hint}"
     )
 
 
