@@ -100,7 +100,7 @@ def test_a_network_that_gives_its_logits_is_taken_as_it_is(here: Path) -> None:
         ("not_the_last", "'net.py:not_the_last' fails on a picture of the shape (1, 3, 3)"),
         ("fails", "model 'net.py:fails' fails on a picture of the shape (1, 3, 3): RuntimeError: mat1 and mat2"),
         ("plain", "model 'net.py:plain' gave a Net; wrap it: return adapt(net, 'fc2'), with adapt from isofed.models"),
-        ("number", "model 'net.py:number' is a int; it must be a function of shape and classes"),
+        ("number", "model 'net.py:number' is an int; it must be a function of shape and classes"),
         ("god", "there is no model in net.py called 'god': did you mean 'good'?"),
     ],
 )

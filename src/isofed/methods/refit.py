@@ -20,6 +20,9 @@ def seen_by_head(visit: Visit, tests: bool = False) -> tuple[Tensor, Tensor]:
         (visit.network.head_input(visit.network(inputs).features.float()), labels)
         for inputs, labels in (visit.tests if tests else visit.batches)(visit.run.at_once)
     ]
+    if not pieces:  # a client may have no test sample
+        none = torch.zeros(0, visit.network.width, device=visit.model.device)
+        return none, none.new_zeros(0, dtype=torch.int64)
     features, labels = zip(*pieces, strict=True)
     return torch.cat(features), torch.cat(labels)
 
