@@ -154,11 +154,14 @@ def test_methods_lists_and_explains() -> None:
     for name in names():
         assert any(line.split(" ")[0] == name for line in out.splitlines())
     assert "mu=0.01" in out
-    for name in names():
-        shown = succeeds("methods", name)
-        assert shown.startswith(name) and "acts at:" in shown
+    explained = succeeds("methods", *names()).splitlines()
+    starts = [explained.index(name) for name in names()]
+    assert starts == sorted(starts)
+    for name, start, end in zip(names(), starts, [*starts[1:], len(explained)], strict=True):
+        shown = explained[start:end]
+        assert any(line.startswith("acts at: ") for line in shown), name
         if name not in ("fedavg", "central"):
-            assert find(name)[1].paper and f"paper:   {find(name)[1].paper}" in " ".join(shown.split("\n"))
+            assert find(name)[1].paper and f"paper:   {find(name)[1].paper}" in " ".join(shown)
     both = succeeds("methods", "fedprox:mu=0.3+fedbn")
     assert "option:  mu = 0.3" in both and "fedbn" in both
     scaffold = succeeds("methods", "scaffold")
