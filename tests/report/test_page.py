@@ -11,9 +11,12 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from isofed.data import Dataset, Part
 from isofed.errors import UserError
+from isofed.federation import Federation
 from isofed.report import write_report
 from isofed.report.gather import Reader
 from isofed.report.measured import thin
@@ -81,6 +84,17 @@ def test_the_command_to_repeat_gives_the_same_settings(tmp_path: Path) -> None:
     plans, _ = plan_comparison([w for w in words if is_method(w)], seeds_of(values.pop("seeds")), values, None)
     recorded = [json.dumps(run.config, sort_keys=True) for run in Reader().read([tmp_path]).runs]
     assert sorted(json.dumps(p.settings.to_dict(), sort_keys=True) for p in plans) == sorted(recorded)
+
+
+def test_what_no_command_can_repeat_is_not_offered(tmp_path: Path) -> None:
+    """Data that were given in Python are there alone."""
+    rng = np.random.default_rng(0)
+    images, labels = rng.integers(0, 255, (60, 4, 4, 1), dtype=np.uint8), np.arange(60) % 3
+    dataset = Dataset.build("mine", 3, Part(images[:40], labels[:40]), Part(images[40:], labels[40:]))
+    given: dict[str, Any] = {"model": "mlp", "partition": "iid", "clients": 2, "rounds": 1, "executor": "serial"}
+    for seed in range(2):
+        Federation(dataset=dataset, seed=seed, out=tmp_path / str(seed), **given).fit()
+    assert page_of(tmp_path)["repeat"] == []
 
 
 def test_a_single_run_is_repeated_from_its_record(tmp_path: Path) -> None:

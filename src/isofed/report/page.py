@@ -16,6 +16,7 @@ from typing import Any
 from isofed import __version__, spec
 from isofed.config import Settings
 from isofed.data import AT_SITES
+from isofed.engine.world import GIVEN
 from isofed.report.answer import answer, compared
 from isofed.report.gather import Found, Run, method_text
 from isofed.report.measured import by_round, drawn, thin
@@ -155,7 +156,8 @@ def _versions(found: Found) -> list[list[str]]:
 def _repeat(found: Found) -> list[str]:
     """Commands that make these runs again."""
     common = found.common()
-    runs = [run for run in found.runs if run.config.get("data") != AT_SITES]  # a project makes these, at its sites
+    # A project makes runs at its sites, and data that were given in Python are there alone.
+    runs = [run for run in found.runs if str(run.config.get("data")).partition(":")[0] not in (AT_SITES, GIVEN)]
     if not runs:
         return []
     varied = {k for run in runs for k in run.config if k not in common} - {"method", "seed"}
